@@ -1,0 +1,45 @@
+# One place for every command. The environment is made when it is missing or pyproject.toml changed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PYTHONDONTWRITEBYTECODE ?= 1
+
+.PHONY: demo test test-vllm check fmt bench soak clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## the main job in about a minute: direct, then through kvgate
+	$(BIN)/kvgate demo
+
+test: check  ## everything that runs without a real vLLM
+	$(BIN)/pytest -m "not vllm" --ignore=tests/unit tests
+
+test-vllm: $(STAMP)  ## acceptance against the real vLLM CPU wheel (environment cached outside the checkout)
+	$(BIN)/python tests/vllm/environment.py ensure
+	$(BIN)/pytest -m vllm tests/vllm
+
+check: $(STAMP)  ## lint, format, types, import contracts, unit tests: before every commit
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/unit
+
+fmt: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## performance claims, measured side by side in one run
+	$(BIN)/python bench/relay.py
+
+soak: $(STAMP)  ## the long forms of the soaks and fuzzers
+	KVGATE_SOAK=1 $(BIN)/pytest -m soak --timeout 1800 tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -1,0 +1,197 @@
+"""The frozen values everyone speaks in.
+
+Units: *blocks* are KV blocks of one engine, *tokens* are model tokens, times are seconds. A unit is the last
+part of a name (`wait_s_max`, `blocks_free`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Endpoint(StrEnum):
+    """What is asked of the model. It decides which field limits the output and what unset means."""
+
+    CHAT = "chat"
+    CHAT_BATCH = "chat_batch"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    GENERATE = "generate"
+    POOLING = "pooling"
+    AUDIO = "audio"
+
+
+class Outcome(StrEnum):
+    """How a request ended: recorded exactly once, and the metric label of the same name.
+
+    `rejected_*` never stood in the queue, `evicted_*` did; the rest was granted.
+    """
+
+    SERVED = "served"
+    REJECTED_QUEUE_FULL = "rejected_queue_full"
+    REJECTED_NEVER_FITS = "rejected_never_fits"
+    REJECTED_BAD_REQUEST = "rejected_bad_request"
+    REJECTED_UNKNOWN_MODEL = "rejected_unknown_model"
+    REJECTED_UNAUTHORIZED = "rejected_unauthorized"
+    REJECTED_NO_BACKEND = "rejected_no_backend"
+    REJECTED_DRAINING = "rejected_draining"
+    REJECTED_LEDGER_UNAVAILABLE = "rejected_ledger_unavailable"
+    EVICTED_QUEUE_TIMEOUT = "evicted_queue_timeout"
+    EVICTED_DEADLINE = "evicted_deadline"
+    EVICTED_DRAINING = "evicted_draining"
+    EVICTED_NEVER_FITS = "evicted_never_fits"
+    UPSTREAM_REFUSED = "upstream_refused"
+    """The engine answered 4xx: its answer was relayed as it is."""
+    UPSTREAM_FAILED = "upstream_failed"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    CLIENT_GONE = "client_gone"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """What pricing must know of an engine; engines of one shape price a request alike.
+
+    `blocks_opaque` is set where the model has several KV groups and no description of them is at hand: then
+    every sequence is charged that many blocks, those of one `max_model_len` sequence, which is never too few.
+    """
+
+    block_size: int
+    max_model_len: int
+    prefix_caching: bool = False
+    speculative_tokens: int = 0
+    blocks_opaque: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCost:
+    """What one request takes from one engine: the vector that is checked and reserved as a whole."""
+
+    blocks: int
+    """KV blocks at the peak, all sequences together."""
+    seqs: int
+    """Sequence slots (`max_num_seqs`)."""
+    prefill_tokens: int
+    """Prompt tokens not yet computed; given back at the first token."""
+
+    def __add__(self, other: KVCost) -> KVCost:
+        return KVCost(
+            self.blocks + other.blocks,
+            self.seqs + other.seqs,
+            self.prefill_tokens + other.prefill_tokens,
+        )
+
+    def __sub__(self, other: KVCost) -> KVCost:
+        return KVCost(
+            self.blocks - other.blocks,
+            self.seqs - other.seqs,
+            self.prefill_tokens - other.prefill_tokens,
+        )
+
+
+ZERO_COST = KVCost(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """Prompt tokens, one number for each prompt of the request, and whether they are the engine's own count."""
+
+    tokens: tuple[int, ...]
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """The limits and defaults that hold for a tenant."""
+
+    name: str = "anonymous"
+    max_tokens_default: int | None = 2048
+    """Output tokens charged, and written into the body, when the client sets no limit of its own."""
+    max_tokens_cap: int | None = None
+    """Upper bound on output tokens of a sequence; a larger wish is lowered to it in the body."""
+    queue_depth_max: int = 200
+    queue_wait_s_max: float = 30.0
+    overload_status: int = 429
+    """HTTP status for a full queue and for a wait that took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """An engine as the ledger sees it: what it holds in all, and whether it takes new work."""
+
+    engine_id: str
+    shape: EngineShape
+    blocks: int
+    """Usable KV blocks: num_gpu_blocks − 1 (the null block), less the watermark."""
+    seqs: int
+    prefill_tokens: int
+    """Bound on prompt tokens not yet computed; one request may exceed it when nothing is outstanding."""
+    accepting: bool = True
+    """False while the engine is down, draining, or full by its own word."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """One engine in a snapshot of the ledger."""
+
+    limits: EngineLimits
+    reserved: KVCost
+    reservations: int
+    pinned_by: str | None = None
+    """The queued request this engine is kept free for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A consistent snapshot of a ledger, for people, metrics and tests."""
+
+    engines: tuple[EngineUse, ...] = ()
+    queued: int = 0
+    oldest_wait_s: float = 0.0
+    mode: str = "memory"
+    totals: dict[str, int] = field(default_factory=dict)
+    """Counters since the start: arrivals, grants, releases, cancels, bypasses, pins."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """How large one prompt is before anyone tokenized it."""
+
+    tokens: int | None = None
+    """Exact when the prompt came as token ids."""
+    utf8_bytes: int = 0
+    """Everything that reaches the chat template or tokenizer as text; base64 media never counts."""
+    dense_bytes: int = 0
+    """The part of `utf8_bytes` in scripts of few bytes per token (CJK, Thai, emoji …)."""
+    messages: int = 0
+    """Chat messages: each costs a few template tokens."""
+    media_tokens: int = 0
+    """Flat charge for images, audio and other media."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """A parsed request: only what pricing, counting and relaying need. The bytes travel beside it untouched."""
+
+    endpoint: Endpoint
+    model: str | None
+    """None when the client named none; vLLM then takes the one it serves."""
+    stream: bool
+    prompts: tuple[PromptSize, ...]
+    max_tokens: int | None
+    """The client's limit for one sequence from the ruling field; None when unset."""
+    max_tokens_field: str
+    """The ruling field: where a changed limit is written."""
+    n: int = 1
+    """Sequences per prompt."""
+    prompt_tokens_max: int | None = None
+    """`truncate_prompt_tokens`, when given."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    tokenize: tuple[dict[str, object], ...] = ()
+    """Bodies for the engine's `POST /tokenize` that count the prompts exactly, one each; () if it can't."""

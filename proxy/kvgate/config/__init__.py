@@ -1,0 +1,5 @@
+"""Settings and policy files."""
+
+from kvgate.config.settings import Settings, Timeouts
+
+__all__ = ["Settings", "Timeouts"]

@@ -1,0 +1,85 @@
+"""The settings of a process: what the command line, the environment and the policy file together say.
+
+Every bound has its unit in its name, a default and a reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvgate_policies.types import TenantPolicy
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Timeouts(BaseModel):
+    """Each has its own message and metric."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    connect_s: Seconds = 2.0
+    """A backend on the same network answers a SYN in milliseconds; two seconds is a lost one, repeated once."""
+    first_byte_s: Seconds = 120.0
+    """From the grant to the first event of a stream: the longest prefill seen in practice is about a minute."""
+    idle_s: Seconds = 120.0
+    """Between two reads of a stream: a preempted request can stay silent for a whole generation."""
+    overall_s: Seconds = 600.0
+    """SDKs give up at 600 s; the tenant's queue wait comes on top, from arrival, never reset by retries."""
+    body_s: Seconds = 60.0
+    """For the client to send its body: longer is a stuck or hostile client."""
+    drain_s: Seconds = 300.0
+    """After SIGTERM, for streams to finish."""
+    draining_hold_s: Seconds = 0.3
+    """How long a reservation outlives an upstream connection that was closed early: vLLM frees the blocks of an
+    aborted request 0.16 s after the disconnect (measured), and the step in flight still uses them."""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backends: tuple[str, ...]
+    """Base URLs of vLLM servers, http:// or https://."""
+    backend_api_key: str | None = Field(default=None, repr=False)
+    """Sent to the backends in place of the client's credentials."""
+    ledger_url: str = "memory://"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(default=9091, ge=0, le=65535)
+    workers: Count = 1
+    tenant: TenantPolicy = TenantPolicy()
+    """The one anonymous tenant."""
+    reservation: Literal["guaranteed"] = "guaranteed"
+    prompt_tokens: str = "learned"
+    """learned | backend | local:DIR"""
+
+    max_num_seqs: Count = 256
+    """vLLM does not export it; 256 is its default on most cards."""
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    """By hand, where discovery can't (as vLLM counts: the null block included)."""
+    block_size: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    speculative_tokens: int = Field(default=0, ge=0)
+    watermark: float = Field(default=0.0, ge=0, lt=1)
+    """vLLM's --watermark, if the backends run with it."""
+    prefill_tokens_max: Count = 8192
+    """Prompt tokens pushed into an engine at once: about one second of prefill on the slowest cards in use."""
+
+    bypass_max: int = Field(default=8, ge=0)
+    """How often a request that does not fit may be passed by others that do, before an engine is kept for it."""
+    resend_max: int = Field(default=1, ge=0)
+    """Re-sends after the request was sent and nothing came back; more would let one request walk the pool."""
+    probe_interval_s: Seconds = 1.0
+    probe_timeout_s: Seconds = 2.0
+    busy_hold_s: Seconds = 0.5
+    """How long an engine that said "busy" gets no new work."""
+    body_bytes_max: Count = 32 * 1024 * 1024
+    """A request body: a million tokens of text is about 5 MB; the rest is room for images."""
+    answer_bytes_inspected_max: Count = 8 * 1024 * 1024
+    """A JSON answer up to this size is read whole before it is passed on, so that an empty one can be retried."""
+    connections_max: Count = 4096
+    """Upstream connections in all; each is a socket and about 24 KB."""
+    timeouts: Timeouts = Timeouts()

@@ -1,0 +1,1 @@
+"""Reservations, queue and grants of one pool. The contract is in `base`."""
