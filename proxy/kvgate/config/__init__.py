@@ -1,5 +1,7 @@
 """Settings and policy files."""
 
+from kvgate.config.advice import warnings_of
 from kvgate.config.settings import Settings, Timeouts
+from kvgate.config.sources import load, policy_path
 
-__all__ = ["Settings", "Timeouts"]
+__all__ = ["Settings", "Timeouts", "load", "policy_path", "warnings_of"]

@@ -21,9 +21,9 @@ class Timeouts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connect_s: Seconds = 2.0
-    """A backend on the same network answers a SYN in milliseconds; two seconds is a lost one, repeated once."""
+    """A backend on the same network answers a SYN in milliseconds: two seconds is a lost one, sent again."""
     first_byte_s: Seconds = 120.0
-    """From the grant to the first event of a stream: the longest prefill seen in practice is about a minute."""
+    """From the grant to the first event of a stream: the longest prefills take about a minute."""
     idle_s: Seconds = 120.0
     """Between two reads of a stream: a preempted request can stay silent for a whole generation."""
     overall_s: Seconds = 600.0
@@ -33,13 +33,15 @@ class Timeouts(BaseModel):
     drain_s: Seconds = 300.0
     """After SIGTERM, for streams to finish."""
     draining_hold_s: Seconds = 0.3
-    """How long a reservation outlives an upstream connection that was closed early: vLLM frees the blocks of an
-    aborted request 0.16 s after the disconnect (measured), and the step in flight still uses them."""
+    """How long a reservation outlives an upstream connection that was closed early: vLLM frees the blocks of
+    an aborted request 0.16 s after the disconnect (measured), and the step in flight still uses them."""
 
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    pool: str = "default"
+    """Names the pool in metrics; the model names that clients send are the backends' own."""
     backends: tuple[str, ...]
     """Base URLs of vLLM servers, http:// or https://."""
     backend_api_key: str | None = Field(default=None, repr=False)
@@ -49,6 +51,10 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)
     admin_host: str = "127.0.0.1"
     admin_port: int = Field(default=9091, ge=0, le=65535)
+    admin_token: str | None = Field(default=None, repr=False)
+    """Bearer token for /admin; the probes and /metrics are open."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "text"] = "json"
     workers: Count = 1
     tenant: TenantPolicy = TenantPolicy()
     """The one anonymous tenant."""
@@ -66,10 +72,10 @@ class Settings(BaseModel):
     watermark: float = Field(default=0.0, ge=0, lt=1)
     """vLLM's --watermark, if the backends run with it."""
     prefill_tokens_max: Count = 8192
-    """Prompt tokens pushed into an engine at once: about one second of prefill on the slowest cards in use."""
+    """Prompt tokens pushed into an engine at once: about a second of prefill on the slowest cards in use."""
 
     bypass_max: int = Field(default=8, ge=0)
-    """How often a request that does not fit may be passed by others that do, before an engine is kept for it."""
+    """How often a request that does not fit may be passed by others that do, before an engine is kept."""
     resend_max: int = Field(default=1, ge=0)
     """Re-sends after the request was sent and nothing came back; more would let one request walk the pool."""
     probe_interval_s: Seconds = 1.0
@@ -79,7 +85,9 @@ class Settings(BaseModel):
     body_bytes_max: Count = 32 * 1024 * 1024
     """A request body: a million tokens of text is about 5 MB; the rest is room for images."""
     answer_bytes_inspected_max: Count = 8 * 1024 * 1024
-    """A JSON answer up to this size is read whole before it is passed on, so that an empty one can be retried."""
+    """A JSON answer up to this size is read whole before it is passed on: an empty one can be retried."""
+    expose_backend: bool = False
+    """Whether answers carry `x-kvgate-backend`: an internal address, so only where clients may know it."""
     connections_max: Count = 4096
     """Upstream connections in all; each is a socket and about 24 KB."""
     timeouts: Timeouts = Timeouts()

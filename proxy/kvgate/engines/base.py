@@ -46,6 +46,12 @@ class Engines(Protocol):
         """The shapes of all engines known so far, up or not. Empty until the first discovery."""
         ...
 
+    def available(self) -> frozenset[str]:
+        """Ids of the engines that take work or will in a moment (a busy one counts; a down, suspended or
+        draining one does not).
+        """
+        ...
+
     def serves(self, model: str | None) -> bool:
         """Whether the pool answers to this model name (None: the client named none)."""
         ...
@@ -56,12 +62,20 @@ class Engines(Protocol):
         """None when the engine left the pool meanwhile."""
         ...
 
-    def report(self, engine_id: str, trouble: Trouble) -> None:
+    async def report(self, engine_id: str, trouble: Trouble) -> None:
         """What a request saw; takes effect on grants before this returns."""
         ...
 
-    def succeeded(self, engine_id: str) -> None:
+    async def succeeded(self, engine_id: str) -> None:
         """A request ran to its end there."""
+        ...
+
+    def any_target(self) -> Target | None:
+        """Some engine that is up, in turn: for requests that cost nothing. None if there is none."""
+        ...
+
+    def targets(self) -> tuple[Target, ...]:
+        """All engines that are up: for a request that only one of them can know the answer to."""
         ...
 
     async def tokenize(self, body: Mapping[str, object]) -> int:

@@ -60,6 +60,8 @@ class Grant:
 
     request_id: str
     engine_id: str
+    shape: EngineShape
+    """The engine's, to price the request on it again when more is known."""
     cost: KVCost
     seq: int
 

@@ -1,13 +1,19 @@
-"""The straight line of one request. (Contract; the line itself follows.)"""
+"""What the line of a request takes and gives: the call, the reply, and how it ended.
+
+The API layer makes a `Call` and a `Reply`; `line.Admission` serves it and says in an `Ended` how it went. Bytes
+of the engine go through the reply unchanged; what kvgate itself has to say is an `Answer`, a value that the API
+layer gives its status, headers and dialect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kvgate_policies.types import Outcome
+from kvgate.sse import SSEMeter
+from kvgate_policies.types import Outcome, TenantPolicy
 
 Header = tuple[bytes, bytes]
 
@@ -52,16 +58,41 @@ class Ended:
 
     outcome: Outcome
     answer: Answer | None = None
+    meter: SSEMeter | None = None
+    """What was read of a stream that broke off, so that the last event fits it."""
 
 
 class Reply(Protocol):
     """The way to the client. Bytes of the engine go through it unchanged."""
 
     @property
-    def started(self) -> bool: ...
+    def started(self) -> bool:
+        """The status line is out: from here on only the body can say that something went wrong."""
+        ...
 
-    async def start(self, status: int, headers: Sequence[Header]) -> None: ...
+    async def start(self, status: int, headers: Sequence[Header], facts: Sequence[Header]) -> None:
+        """Send the engine's status and headers; `facts` are kvgate's own headers (`x-kvgate-…`)."""
+        ...
 
     async def send(self, chunk: bytes) -> None: ...
 
-    async def finish(self) -> None: ...
+    async def finish(self) -> None:
+        """The body is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The HTTP side of a request, ready to be forwarded."""
+
+    method: str
+    path: str
+    """Path and query as they came."""
+    headers: Sequence[Header]
+    """Fit for the engine: no hop-by-hop ones, no `host`, no `content-length`."""
+    body: bytes
+    arrived_s: float
+    """By the process's clock: every bound of time counts from here."""
+    tenant: TenantPolicy
+    with_max_tokens: Callable[[int], bytes]
+    """The body with the ruling limit set to a value; the only change that is ever made to it."""

@@ -1,0 +1,113 @@
+"""What one decision of the memory ledger costs: cycles per second by queue length and number of engines.
+
+    python bench/ledger.py [--seconds 1.0]
+
+A cycle is one whole turn of a saturated pool: a running request is released, waiting ones are granted, and
+new ones are reserved at the end of the queue. Two loads: *equal*, every request of one size; *mixed*,
+sizes up to 60 % of an engine, so that requests are passed and engines are pinned. Per second of
+CPU time, so that a busy machine does not change the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvgate.clock import SystemClock
+from kvgate.ledger.base import Ask, Refusal, Ticket
+from kvgate.ledger.memory import MemoryLedger
+from kvgate_policies.types import EngineLimits, EngineShape, KVCost
+
+SHAPE = EngineShape(block_size=16, max_model_len=32768)
+CAPACITY = EngineLimits("?", SHAPE, blocks=10_000, seqs=256, prefill_tokens=1_000_000)
+QUEUED = (10, 1_000, 10_000)
+ENGINES = (1, 10, 100)
+Sizes = Callable[[], int]
+
+
+def equal_sizes() -> Sizes:
+    return lambda: CAPACITY.blocks // 50
+
+
+def mixed_sizes() -> Sizes:
+    rng = random.Random(7)
+    return lambda: int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0)))
+
+
+class Pool:
+    """A ledger with every engine full, a queue of fixed length, and a task that waits for each request."""
+
+    def __init__(self, queued: int, sizes: Sizes) -> None:
+        self._ledger = MemoryLedger(SystemClock())
+        self._queued, self._sizes = queued, sizes
+        self._ids = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: list[str] = []
+        self._waiting = 0
+        self._rng = random.Random(11)
+
+    async def fill(self, engines: int) -> None:
+        for number in range(engines):
+            await self._ledger.observe(replace(CAPACITY, engine_id=f"http://engine-{number}"))
+        await self._top_up()
+
+    async def cycle(self) -> None:
+        """Release one, chosen at random, and bring the queue back to its length."""
+        place = self._rng.randrange(len(self._running))
+        self._running[place], self._running[-1] = self._running[-1], self._running[place]
+        await self._ledger.release(self._running.pop())
+        await self._top_up()
+
+    async def _top_up(self) -> None:
+        await asyncio.sleep(0)
+        while self._waiting < self._queued:
+            self._waiting += 1
+            cost = KVCost(self._sizes(), 1, 500)
+            ticket = await self._ledger.reserve(Ask(f"r{next(self._ids)}", "t", {SHAPE: cost}, 1_000_000))
+            task = asyncio.create_task(self._wait(ticket))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(0)
+
+    async def _wait(self, ticket: Ticket | Refusal) -> None:
+        if isinstance(ticket, Refusal) or isinstance(await ticket.granted(), Refusal):
+            raise TypeError("a saturated pool refuses nothing here")
+        self._waiting -= 1
+        self._running.append(ticket.request_id)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def cycles_per_s(queued: int, engines: int, sizes: Sizes, seconds: float) -> float:
+    pool = Pool(queued, sizes)
+    await pool.fill(engines)
+    done, began_s = 0, time.process_time()
+    while (passed_s := time.process_time() - began_s) < seconds:
+        await pool.cycle()
+        done += 1
+    await pool.close()
+    return done / passed_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
+    seconds = parser.parse_args().seconds
+    for name, sizes in (("equal", equal_sizes), ("mixed", mixed_sizes)):
+        print(f"{name} sizes, cycles/s (reserve + grant + release)")
+        print("  queued " + "".join(f"{engines:>5} engines" for engines in ENGINES))
+        for queued in QUEUED:
+            cells = [asyncio.run(cycles_per_s(queued, engines, sizes(), seconds)) for engines in ENGINES]
+            print(f"{queued:>8} " + "".join(f"{cell:>13,.0f}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()

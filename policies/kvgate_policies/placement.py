@@ -1,0 +1,125 @@
+"""On which engine does a request start, and for which engine does one that fits nowhere wait?
+
+Rules, the same for every ledger:
+
+1. An engine *covers* a request when its whole capacity holds the price: blocks and sequence slots. The
+   prefill bound is left out, since the longest prompt of all may exceed it.
+2. An engine *fits* a request when it accepts work and what is free there now holds the price. Prompt tokens
+   are bounded too, unless none are outstanding: a prompt above the bound goes alone, instead of never.
+3. An engine with no reservation takes whatever it covers: leftover accounting can starve nobody.
+4. An engine pinned by a waiting request is closed to all others.
+5. Among those that fit, the least loaded *after* placement is taken, load being the larger of the two
+   fractions used; equals take turns.
+
+Loads are correctly rounded quotients of integers: equal fractions compare equal and unequal ones differ, in
+any language, so that every ledger comes to the same choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgate_policies.kv_cost import fits_empty
+from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, EngineUse, KVCost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def covers(cost: KVCost, limits: EngineLimits) -> bool:
+    """Whether the whole of the engine would hold the request (rule 1)."""
+    return fits_empty(cost, limits)
+
+
+def fits(cost: KVCost, use: EngineUse) -> bool:
+    """Whether the request could start there now (rules 2 and 3); who pinned the engine is not asked here."""
+    limits = use.limits
+    if not limits.accepting or not covers(cost, limits):
+        return False
+    if use.reservations == 0:
+        return True
+    return covers(use.reserved + cost, limits) and _prefill_fits(cost, use)
+
+
+def place(
+    costs: Mapping[EngineShape, KVCost],
+    engines: Sequence[EngineUse],
+    request_id: str,
+    avoid: frozenset[str],
+    tie: int,
+) -> str | None:
+    """The engine to start on, or None when the request fits nowhere now.
+
+    An engine pinned by `request_id` itself is open to it; one pinned by another is not (rule 4). `tie` picks
+    among equally loaded engines; a caller who counts it up makes them take turns.
+    """
+    loads: list[tuple[float, str]] = []
+    for use in engines:
+        cost = costs.get(use.limits.shape)
+        open_to_us = use.pinned_by in {None, request_id} and use.limits.engine_id not in avoid
+        if cost is not None and open_to_us and fits(cost, use):
+            loads.append((_load(use, cost), use.limits.engine_id))
+    if not loads:
+        return None
+    least = min(load for load, _ in loads)
+    equals = [engine_id for load, engine_id in loads if load == least]
+    return equals[tie % len(equals)]
+
+
+def pin(
+    costs: Mapping[EngineShape, KVCost],
+    engines: Sequence[EngineUse],
+    avoid: frozenset[str],
+) -> str | None:
+    """The engine that will fit the request soonest, to be kept free for it; None when no engine ever could.
+
+    Soonest is judged by the part that is missing, relative to the engine's capacity; then by load, then by
+    order. Engines that are pinned, not accepting, or avoided are no candidates.
+    """
+    best: tuple[float, float] | None = None
+    chosen: str | None = None
+    for use in engines:
+        cost = costs.get(use.limits.shape)
+        if cost is None or not _pinnable(cost, use, avoid):
+            continue
+        rank = (_missing(use, cost), _load(use, ZERO_COST))
+        if best is None or rank < best:
+            best, chosen = rank, use.limits.engine_id
+    return chosen
+
+
+def _prefill_fits(cost: KVCost, use: EngineUse) -> bool:
+    outstanding = use.reserved.prefill_tokens
+    return outstanding <= 0 or outstanding + cost.prefill_tokens <= use.limits.prefill_tokens
+
+
+def _pinnable(cost: KVCost, use: EngineUse, avoid: frozenset[str]) -> bool:
+    limits = use.limits
+    return (
+        limits.accepting and use.pinned_by is None and limits.engine_id not in avoid and covers(cost, limits)
+    )
+
+
+def _load(use: EngineUse, cost: KVCost) -> float:
+    """The larger of the fractions of blocks and of slots in use once `cost` is added."""
+    return max(
+        (use.reserved.blocks + cost.blocks) / max(use.limits.blocks, 1),
+        (use.reserved.seqs + cost.seqs) / max(use.limits.seqs, 1),
+    )
+
+
+def _missing(use: EngineUse, cost: KVCost) -> float:
+    """The largest part of a capacity to be given back before the request fits; 0 when it fits now."""
+    if use.reservations == 0:
+        return 0.0
+    after = use.reserved + cost
+    prefill = 0.0
+    if not _prefill_fits(cost, use):
+        excess = min(after.prefill_tokens - use.limits.prefill_tokens, use.reserved.prefill_tokens)
+        prefill = excess / max(use.limits.prefill_tokens, 1)
+    return max(
+        0.0,
+        (after.blocks - use.limits.blocks) / max(use.limits.blocks, 1),
+        (after.seqs - use.limits.seqs) / max(use.limits.seqs, 1),
+        prefill,
+    )

@@ -1,0 +1,5 @@
+"""`python -m kvgate`."""
+
+from kvgate.cli import main
+
+main()

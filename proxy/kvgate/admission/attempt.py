@@ -1,0 +1,364 @@
+"""One attempt of a granted request at its engine: open, look at the first sign of life, relay to the end.
+
+Nothing goes to the client before the engine has shown that it works on the request: the status and the first
+event of a stream, or a whole JSON answer, are looked at first. Until then an attempt may end in `Again`, and the
+line queues the request at its old place; afterwards never, for the client has seen bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import anyio
+import httpx
+
+from kvgate.admission import said
+from kvgate.admission.contract import Answer, Call, Ended, Header, Reply
+from kvgate.admission.holding import Holding
+from kvgate.admission.pricing import Priced, reprice
+from kvgate.clock import Clock
+from kvgate.config import Settings
+from kvgate.engines.base import Engines, Target, Trouble
+from kvgate.sse import FirstEvent, SSEMeter, inspect_json, is_busy
+from kvgate.telemetry.metrics import Telemetry
+from kvgate.telemetry.record import RequestRecord
+from kvgate_policies.types import InferenceRequest, Outcome
+
+ERROR_BODY_BYTES_MAX = 64 * 1024
+"""Of an engine's error answer, read to tell "busy" from broken; vLLM's are below 1 KB."""
+PEEK_BYTES_MAX = 1024 * 1024
+"""Read from a stream while waiting for its first event; larger than any first event."""
+GAPS_HELD_MAX = 256
+"""Inter-token gaps held before they are handed to the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The attempt came to nothing and the client has seen nothing: queue again, at the old place."""
+
+    trouble: Trouble
+
+
+@dataclass(slots=True)
+class Passage:
+    """What travels with a request along the line."""
+
+    request: InferenceRequest
+    call: Call
+    reply: Reply
+    record: RequestRecord
+    priced: Priced
+    body: bytes
+    facts: list[Header] = field(default_factory=list)
+    """kvgate's own response headers."""
+    granted_s: float = 0.0
+    may_resend: bool = True
+    """Whether a failure after the request was sent may be answered by sending it once more."""
+    may_retry_empty: bool = True
+
+
+class Attempt:
+    """How a granted request is tried at an engine. One object serves all requests; it keeps no state of them."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        upstream: httpx.AsyncBaseTransport,
+        telemetry: Telemetry,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._engines = engines
+        self._upstream = upstream
+        self._telemetry = telemetry
+        self._clock = clock
+        self._settings = settings
+        self._timeouts = settings.timeouts
+
+    async def run(self, held: Holding, passage: Passage) -> Ended | Again:
+        """Try once. Raises nothing but cancellation."""
+        target = self._engines.target(held.grant.engine_id)
+        if target is None:
+            return Again(Trouble.CONNECT)
+        first_byte_s = self._timeouts.first_byte_s if passage.request.stream else None
+        opened: _Opened | Ended | Again | None = None
+        try:
+            with anyio.move_on_after(first_byte_s):
+                opened = await self._open(target, held, passage)
+            if isinstance(opened, _Opened):
+                return await self._relay(opened, held, passage)
+            return opened or await self._silent(held)
+        finally:
+            if isinstance(opened, _Opened):
+                await _close(opened.response)
+
+    async def _open(self, target: Target, held: Holding, passage: Passage) -> _Opened | Ended | Again:
+        """Send the request and read up to the first sign of life."""
+        held.sent()
+        try:
+            response = await self._upstream.handle_async_request(self._request(target, passage))
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol):
+            held.refused()
+            return await self._again(held, Trouble.CONNECT)
+        except httpx.TimeoutException:
+            return await self._silent(held)
+        except httpx.TransportError:
+            return await self._broken(held, passage)
+        opened = _Opened(response, SSEMeter(passage.request.endpoint))
+        kept = False
+        try:
+            result = await self._look(opened, held, passage)
+            kept = result is opened
+        finally:
+            if not kept:
+                await _close(response)
+        return result
+
+    def _request(self, target: Target, passage: Passage) -> httpx.Request:
+        read_s = self._timeouts.idle_s if passage.request.stream else None
+        return httpx.Request(
+            passage.call.method,
+            target.url + passage.call.path,
+            headers=[*passage.call.headers, *((k.encode(), v.encode()) for k, v in target.headers.items())],
+            content=passage.body,
+            extensions={
+                "timeout": {"connect": self._timeouts.connect_s, "read": read_s, "write": None, "pool": None}
+            },
+        )
+
+    async def _look(self, opened: _Opened, held: Holding, passage: Passage) -> _Opened | Ended | Again:
+        try:
+            if opened.response.status_code >= 500:
+                return await self._look_at_failure(opened, held, passage)
+            if opened.response.status_code == 200 and opened.is_stream:
+                return await self._look_at_stream(opened, held, passage)
+            return await self._look_at_json(opened, held, passage)
+        except httpx.TimeoutException:
+            return await self._silent(held)
+        except httpx.TransportError:
+            return await self._broken(held, passage)
+
+    async def _look_at_failure(
+        self, opened: _Opened, held: Holding, passage: Passage
+    ) -> _Opened | Ended | Again:
+        """A 5xx: busy is queued again, anything else is sent once more or passed on as the engine said it."""
+        await opened.read_up_to(ERROR_BODY_BYTES_MAX)
+        if opened.complete:
+            held.refused()
+        if is_busy(opened.response.status_code, opened.head):
+            return await self._again(held, Trouble.BUSY)
+        await self._engines.report(held.grant.engine_id, Trouble.ERROR)
+        opened.failed = True
+        return Again(Trouble.ERROR) if passage.may_resend else opened
+
+    async def _look_at_stream(
+        self, opened: _Opened, held: Holding, passage: Passage
+    ) -> _Opened | Ended | Again:
+        await opened.read_first_event()
+        first, error = opened.meter.first, opened.meter.error
+        if first is FirstEvent.ERROR and error is not None:
+            if error.busy:
+                held.refused()
+                return await self._again(held, Trouble.BUSY)
+            if error.code is None or error.code >= 500:
+                await self._engines.report(held.grant.engine_id, Trouble.ERROR)
+                opened.failed = True
+                return Again(Trouble.ERROR) if passage.may_resend else opened
+        if first in {FirstEvent.DONE_ONLY, FirstEvent.ABORTED_EMPTY} or opened.complete_without_event:
+            held.refused()
+            return await self._empty(held, passage)
+        return opened
+
+    async def _look_at_json(
+        self, opened: _Opened, held: Holding, passage: Passage
+    ) -> _Opened | Ended | Again:
+        """Read a JSON answer whole, if it is not too large, so that an empty one can still be retried."""
+        rate = self._settings.prefill_tokens_max
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_prefill_over, held, passage.priced.count.total / rate)
+            await opened.read_up_to(self._settings.answer_bytes_inspected_max)
+            tasks.cancel_scope.cancel()
+        if opened.response.status_code != 200 or not opened.complete or not opened.is_json:
+            return opened
+        verdict = inspect_json(passage.request.endpoint, opened.head)
+        if verdict.empty:
+            held.refused()
+            return await self._empty(held, passage)
+        opened.failed = verdict.aborted or verdict.error is not None
+        opened.prompt_tokens, opened.completion_tokens = verdict.prompt_tokens, verdict.completion_tokens
+        return opened
+
+    async def _relay(self, opened: _Opened, held: Holding, passage: Passage) -> Ended:
+        """From here on the client sees bytes."""
+        now = self._clock.monotonic()
+        record, reply = passage.record, passage.reply
+        record.engine_ttft_s, record.ttft_s = now - passage.granted_s, now - passage.call.arrived_s
+        if opened.complete:
+            await held.done()
+        else:
+            await held.first_token()
+        await reply.start(opened.response.status_code, opened.response.headers.raw, passage.facts)
+        for chunk in opened.held:
+            await reply.send(chunk)
+        opened.held.clear()
+        try:
+            await self._relay_rest(opened, held, passage)
+        except httpx.TimeoutException:
+            await self._engines.report(held.grant.engine_id, Trouble.TIMEOUT)
+            return Ended(Outcome.UPSTREAM_TIMEOUT, said.stream_stalled(self._timeouts.idle_s), opened.meter)
+        except httpx.TransportError:
+            await self._engines.report(held.grant.engine_id, Trouble.RESET)
+            return Ended(Outcome.UPSTREAM_FAILED, said.stream_broken(), opened.meter)
+        return await self._finished(opened, held, passage)
+
+    async def _relay_rest(self, opened: _Opened, held: Holding, passage: Passage) -> None:
+        """Pass every chunk on as it came, reading beside it; give the room back before the last one goes out."""
+        meter, reply, clock = opened.meter, passage.reply, self._clock
+        gaps: list[float] = []
+        last_s = clock.monotonic()
+        corrected = False
+        try:
+            async for chunk in opened.chunks:
+                now = clock.monotonic()
+                gaps.append(now - last_s)
+                last_s = now
+                if opened.is_stream:
+                    meter.feed(chunk)
+                    if meter.done:
+                        await held.done()
+                    elif not corrected and meter.prompt_tokens is not None:
+                        corrected = True
+                        await self._correct(held, passage, meter.prompt_tokens)
+                await reply.send(chunk)
+                if len(gaps) >= GAPS_HELD_MAX:
+                    self._telemetry.observe_gaps(gaps)
+                    gaps.clear()
+        finally:
+            if opened.is_stream and gaps:
+                self._telemetry.observe_gaps(gaps)
+
+    async def _finished(self, opened: _Opened, held: Holding, passage: Passage) -> Ended:
+        """The engine ended its answer in an orderly way; was it an answer?"""
+        record, meter = passage.record, opened.meter
+        if opened.is_stream:
+            meter.end()
+            opened.prompt_tokens = meter.prompt_tokens
+            opened.completion_tokens = meter.completion_tokens or meter.tokens_seen
+        record.prompt_tokens_real, record.completion_tokens = opened.prompt_tokens, opened.completion_tokens
+        if opened.is_stream and not (meter.done or meter.blind or meter.error):
+            await self._engines.report(held.grant.engine_id, Trouble.RESET)
+            return Ended(Outcome.UPSTREAM_FAILED, said.stream_broken(), opened.meter)
+        await held.done()
+        await passage.reply.finish()
+        return await self._outcome(opened, held)
+
+    async def _outcome(self, opened: _Opened, held: Holding) -> Ended:
+        status, meter, engine_id = opened.response.status_code, opened.meter, held.grant.engine_id
+        if opened.failed or status >= 500:
+            return Ended(Outcome.UPSTREAM_FAILED)
+        if meter.error is not None and not (meter.error.code and meter.error.code < 500):
+            await self._engines.report(engine_id, Trouble.ERROR)
+            return Ended(Outcome.UPSTREAM_FAILED)
+        if meter.aborted:
+            await self._engines.report(engine_id, Trouble.RESET)
+            return Ended(Outcome.UPSTREAM_FAILED)
+        if status >= 400 or meter.error is not None:
+            return Ended(Outcome.UPSTREAM_REFUSED)
+        await self._engines.succeeded(engine_id)
+        return Ended(Outcome.SERVED)
+
+    async def _correct(self, held: Holding, passage: Passage, prompt_tokens: int) -> None:
+        cost = reprice(passage.request, passage.priced, prompt_tokens, held.grant.shape)
+        if cost is not None:
+            await held.correct(cost)
+
+    async def _again(self, held: Holding, trouble: Trouble) -> Again:
+        await self._engines.report(held.grant.engine_id, trouble)
+        return Again(trouble)
+
+    async def _broken(self, held: Holding, passage: Passage) -> Ended | Again:
+        """The connection broke after the request was sent and before the client saw anything."""
+        await self._engines.report(held.grant.engine_id, Trouble.RESET)
+        if passage.may_resend:
+            return Again(Trouble.RESET)
+        return Ended(Outcome.UPSTREAM_FAILED, said.upstream_failed())
+
+    async def _empty(self, held: Holding, passage: Passage) -> Ended | Again:
+        """A 200 without a token, as an engine answers that is shutting down."""
+        await self._engines.report(held.grant.engine_id, Trouble.EMPTY)
+        if passage.may_retry_empty:
+            return Again(Trouble.EMPTY)
+        return Ended(Outcome.UPSTREAM_FAILED, said.upstream_empty())
+
+    async def _silent(self, held: Holding) -> Ended:
+        await self._engines.report(held.grant.engine_id, Trouble.TIMEOUT)
+        return Ended(Outcome.UPSTREAM_TIMEOUT, said.upstream_silent(self._timeouts.first_byte_s))
+
+
+class _Opened:
+    """An answer that has begun: what was read of it, and the rest to come."""
+
+    def __init__(self, response: httpx.Response, meter: SSEMeter) -> None:
+        self.response = response
+        self.meter = meter
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.is_stream = kind == "text/event-stream"
+        self.is_json = kind == "application/json"
+        self.chunks: AsyncIterator[bytes] = aiter(_body(response))
+        self.held: list[bytes] = []
+        """Read, and not passed on yet."""
+        self.complete = False
+        self.failed = False
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+
+    @property
+    def head(self) -> bytes:
+        return b"".join(self.held)
+
+    @property
+    def complete_without_event(self) -> bool:
+        return self.complete and self.meter.first is None and not self.meter.blind
+
+    async def read_up_to(self, bytes_max: int) -> None:
+        size = 0
+        async for chunk in self.chunks:
+            self.held.append(chunk)
+            size += len(chunk)
+            if size > bytes_max:
+                return
+        self.complete = True
+
+    async def read_first_event(self) -> None:
+        size = 0
+        async for chunk in self.chunks:
+            self.held.append(chunk)
+            self.meter.feed(chunk)
+            size += len(chunk)
+            if self.meter.first is not None or self.meter.blind or size > PEEK_BYTES_MAX:
+                return
+        self.complete = True
+        self.meter.end()
+
+
+def _body(response: httpx.Response) -> AsyncIterator[bytes]:
+    stream = response.stream
+    if not isinstance(stream, httpx.AsyncByteStream):  # a transport of ours never does this
+        raise TypeError("the upstream transport answered with a synchronous stream")
+    return aiter(stream)
+
+
+async def _close(response: httpx.Response) -> None:
+    """Close the upstream connection, whatever is going on: that is how the engine learns to stop."""
+    with anyio.CancelScope(shield=True):
+        await response.aclose()
+
+
+async def _prefill_over(held: Holding, after_s: float) -> None:
+    """A JSON answer shows no first token: give the prefill part back when it should be computed."""
+    await anyio.sleep(after_s)
+    await held.first_token()
+
+
+__all__ = ["Again", "Answer", "Attempt", "Passage"]

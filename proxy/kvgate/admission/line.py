@@ -1,0 +1,228 @@
+"""The straight line of one request. Read this file first: the whole story is here.
+
+1. Price it: count the prompt, decide on the output limit, compute blocks, slots and prefill tokens for every
+   shape of engine (`pricing`).
+2. Ask the ledger for room and wait: for the grant, for the tenant's longest wait, or for the client's leaving.
+3. Try it at the engine the grant names (`attempt`). As long as the client has seen nothing, a busy, unreachable
+   or broken engine sends the request back to 2, at its old place and under the same deadline.
+4. The scope ends by whichever door, and gives back what it took (`holding`).
+
+Cancelling `serve` is the client's leaving; every await here may be the last one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import anyio
+import httpx
+
+from kvgate.admission import said
+from kvgate.admission.attempt import Again, Attempt, Passage
+from kvgate.admission.contract import Answer, Call, Ended, Header, Reply
+from kvgate.admission.holding import RELEASE_S_MAX, Holding
+from kvgate.admission.pricing import Priced, Pricer
+from kvgate.clock import Clock
+from kvgate.config import Settings
+from kvgate.engines.base import Engines, Trouble
+from kvgate.ledger.base import Ask, Grant, Ledger, Refusal, Ticket
+from kvgate.telemetry.metrics import Telemetry
+from kvgate.telemetry.record import RequestRecord
+from kvgate_policies.overload import GrantRate, retry_after_s
+from kvgate_policies.types import InferenceRequest, Outcome
+
+NO_BACKEND_RETRY_S = 2.0
+"""A backend that is down is probed every second; twice that finds it if it is back."""
+DRAINING_RETRY_S = 1.0
+"""Another replica answers at once; a second is for the load balancer to notice."""
+
+
+class Admission:
+    """Serves requests of one pool; holds what they share and nothing of any one of them."""
+
+    def __init__(
+        self,
+        *,
+        engines: Engines,
+        ledger: Ledger,
+        pricer: Pricer,
+        upstream: httpx.AsyncBaseTransport,
+        telemetry: Telemetry,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._engines = engines
+        self._ledger = ledger
+        self._pricer = pricer
+        self._telemetry = telemetry
+        self._clock = clock
+        self._settings = settings
+        self._attempt = Attempt(engines, upstream, telemetry, clock, settings)
+        self._grants = GrantRate()
+        self._waiting: dict[str, tuple[InferenceRequest, Call]] = {}
+
+    async def serve(
+        self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord
+    ) -> Ended:
+        """Take the request from its price to its end, by one deadline that nothing resets."""
+        overall_s = self._settings.timeouts.overall_s + call.tenant.queue_wait_s_max
+        with anyio.move_on_after(self._left_s(call, overall_s)):
+            return await self._line(request, call, reply, record)
+        return Ended(Outcome.UPSTREAM_TIMEOUT, said.overall_timeout(overall_s))
+
+    async def _line(
+        self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord
+    ) -> Ended:
+        refused = self._refuse_early(request)
+        if refused is not None:
+            return refused
+        priced = await self._pricer.price(request, call.tenant)
+        if isinstance(priced, Answer):
+            return Ended(Outcome.REJECTED_NEVER_FITS, priced)
+        passage = self._passage(request, call, reply, record, priced)
+        ask = Ask(uuid.uuid4().hex, call.tenant.name, priced.costs, call.tenant.queue_depth_max)
+        while True:
+            grant = await self._wait_for_grant(ask, passage)
+            if isinstance(grant, Ended):
+                return grant
+            async with Holding(self._ledger, grant, self._settings.timeouts.draining_hold_s) as held:
+                self._granted(grant, passage)
+                result = await self._attempt.run(held, passage)
+            if isinstance(result, Ended):
+                return result
+            ask = self._queue_again(ask, grant, result, passage)
+
+    def _refuse_early(self, request: InferenceRequest) -> Ended | None:
+        """What can be refused before anything is counted: cheap, for refusals come in floods."""
+        if not self._engines.shapes() or not self._engines.available():
+            return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
+        if not self._engines.serves(request.model):
+            return Ended(Outcome.REJECTED_UNKNOWN_MODEL, said.unknown_model(request.model))
+        return None
+
+    def _passage(
+        self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord, priced: Priced
+    ) -> Passage:
+        """Everything the attempts need; the body is rewritten here, once, if the limit changed."""
+        facts: list[Header] = []
+        body = call.body
+        limit = priced.budget.rewrite
+        if limit is not None:
+            body = call.with_max_tokens(limit)
+            facts.append((b"x-kvgate-max-tokens", str(limit).encode()))
+            self._telemetry.rewritten(call.tenant.name)
+        record.prompt_tokens_counted, record.prompt_tokens_exact = priced.count.total, priced.count.exact
+        record.max_tokens_charged, record.max_tokens_rewritten = priced.budget.max_tokens, limit is not None
+        return Passage(
+            request, call, reply, record, priced, body, facts, may_resend=self._settings.resend_max > 0
+        )
+
+    async def _wait_for_grant(self, ask: Ask, passage: Passage) -> Grant | Ended:
+        """Queue until granted or refused, or the tenant's wait is over; leaves nothing behind otherwise."""
+        call, request = passage.call, passage.request
+        decision: Grant | Refusal | None = None
+        position = 0
+        try:
+            ticket = await self._reserve(ask, passage)
+            if isinstance(ticket, Refusal):
+                return self._refused(ticket, passage, waited=False)
+            self._waiting[ask.request_id] = (request, call)
+            with anyio.move_on_after(max(self._left_s(call, call.tenant.queue_wait_s_max), 0.0)):
+                decision = await ticket.granted()
+            position = ticket.position
+        finally:
+            self._waiting.pop(ask.request_id, None)
+            if not isinstance(decision, Grant):
+                with anyio.CancelScope(shield=True), anyio.move_on_after(RELEASE_S_MAX):
+                    await self._ledger.cancel(ask.request_id)
+        if decision is None:
+            answer = said.queue_timeout(call.tenant, position, self._retry_after_s(position + 1))
+            return Ended(Outcome.EVICTED_QUEUE_TIMEOUT, answer)
+        if isinstance(decision, Refusal):
+            return self._refused(decision, passage, waited=True)
+        return decision
+
+    async def _reserve(self, ask: Ask, passage: Passage) -> Ticket | Refusal:
+        """As the ledger's; a refusal for size that rests on an estimate is checked against the exact count."""
+        ticket = await self._ledger.reserve(ask)
+        if ticket is not Refusal.NEVER_FITS or passage.priced.count.exact:
+            return ticket
+        exact = await self._pricer.price_exactly(passage.request, passage.priced.count, passage.call.tenant)
+        if isinstance(exact, Answer) or not exact.count.exact:
+            return ticket
+        passage.priced = exact
+        return await self._ledger.reserve(replace(ask, costs=exact.costs))
+
+    def _refused(self, refusal: Refusal, passage: Passage, *, waited: bool) -> Ended:
+        tenant = passage.call.tenant
+        view = self._ledger.view()
+        match refusal:
+            case Refusal.QUEUE_FULL:
+                answer = said.queue_full(tenant, view.queued, self._retry_after_s(view.queued))
+                return Ended(Outcome.REJECTED_QUEUE_FULL, answer)
+            case Refusal.NEVER_FITS:
+                cost = max(passage.priced.costs.values(), key=lambda c: c.blocks)
+                answer = said.never_fits(
+                    cost.blocks,
+                    max((use.limits.blocks for use in view.engines), default=0),
+                    cost.seqs,
+                    max((use.limits.seqs for use in view.engines), default=0),
+                )
+                return Ended(Outcome.EVICTED_NEVER_FITS if waited else Outcome.REJECTED_NEVER_FITS, answer)
+            case Refusal.NO_ENGINE:
+                answer = said.no_backend(NO_BACKEND_RETRY_S)
+                return Ended(Outcome.REJECTED_NO_BACKEND, answer)
+            case Refusal.DRAINING:
+                answer = said.draining(DRAINING_RETRY_S)
+                return Ended(Outcome.EVICTED_DRAINING if waited else Outcome.REJECTED_DRAINING, answer)
+            case Refusal.UNAVAILABLE:
+                answer = said.ledger_unavailable(NO_BACKEND_RETRY_S)
+                return Ended(Outcome.REJECTED_LEDGER_UNAVAILABLE, answer)
+
+    def _granted(self, grant: Grant, passage: Passage) -> None:
+        now = self._clock.monotonic()
+        record, call = passage.record, passage.call
+        waited_s = now - call.arrived_s
+        self._grants = self._grants.observe(now)
+        self._telemetry.granted(call.tenant.name, waited_s)
+        passage.granted_s = now
+        record.engine_id, record.queue_s, record.blocks_reserved = (
+            grant.engine_id,
+            waited_s,
+            grant.cost.blocks,
+        )
+        own = [fact for fact in passage.facts if fact[0] == b"x-kvgate-max-tokens"]
+        own.append((b"x-kvgate-queue-ms", str(round(waited_s * 1000)).encode()))
+        if self._settings.expose_backend:
+            own.append((b"x-kvgate-backend", grant.engine_id.encode()))
+        passage.facts = own
+
+    def _queue_again(self, ask: Ask, grant: Grant, again: Again, passage: Passage) -> Ask:
+        """The next ask: same place; not the engine that just failed, if there is another one."""
+        record = passage.record
+        record.requeues += 1
+        self._telemetry.requeued(again.trouble.value)
+        if again.trouble in {Trouble.RESET, Trouble.ERROR}:
+            record.resends += 1
+            passage.may_resend = record.resends < self._settings.resend_max
+        if again.trouble is Trouble.EMPTY:
+            passage.may_retry_empty = False
+        failed_here = again.trouble in {Trouble.RESET, Trouble.ERROR, Trouble.EMPTY}
+        others = self._engines.available() - {grant.engine_id}
+        avoid = frozenset({grant.engine_id}) if failed_here and others else frozenset[str]()
+        return replace(ask, costs=passage.priced.costs, seq=grant.seq, avoid=avoid)
+
+    async def shapes_changed(self) -> None:
+        """An engine of a new shape joined: price everyone in the queue on it."""
+        for request_id, (request, call) in list(self._waiting.items()):
+            priced = await self._pricer.price(request, call.tenant)
+            if isinstance(priced, Priced):
+                await self._ledger.reprice(request_id, priced.costs)
+
+    def _left_s(self, call: Call, bound_s: float) -> float:
+        return call.arrived_s + bound_s - self._clock.monotonic()
+
+    def _retry_after_s(self, ahead: int) -> float:
+        """The middle of the spread; the answer's own jitter spreads it."""
+        return retry_after_s(ahead, self._grants.per_s(self._clock.monotonic()), jitter=0.5)

@@ -1,0 +1,68 @@
+"""Reading a request body: bounded in bytes and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from enum import Enum, auto
+from typing import Any
+
+import anyio
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class NoBody(Enum):
+    """Why there is no body."""
+
+    TOO_LARGE = auto()
+    TOO_SLOW = auto()
+    CLIENT_GONE = auto()
+
+
+async def read_body(
+    receive: Receive, headers: Iterable[tuple[bytes, bytes]], bytes_max: int, wait_s: float
+) -> bytes | NoBody:
+    """The whole body, or why not.
+
+    A body that is too large is still read, and thrown away, up to twice the bound: most clients look for an
+    answer only when they have sent everything, and would see a broken connection instead of a 413.
+    """
+    with anyio.move_on_after(wait_s):
+        if declared_length(headers) > bytes_max:
+            return await _discard(receive, bytes_max)
+        return await _read(receive, bytes_max)
+    return NoBody.TOO_SLOW
+
+
+def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """`content-length`, 0 when there is none; the server has checked that it is a number."""
+    return next((int(value) for name, value in headers if name == b"content-length" and value.isdigit()), 0)
+
+
+async def _read(receive: Receive, bytes_max: int) -> bytes | NoBody:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return NoBody.CLIENT_GONE
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > bytes_max:
+            chunks.clear()
+            return await _discard(receive, bytes_max) if message.get("more_body") else NoBody.TOO_LARGE
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks) if len(chunks) > 1 else chunks[0]
+
+
+async def _discard(receive: Receive, bytes_max: int) -> NoBody:
+    size = 0
+    while size <= bytes_max:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return NoBody.CLIENT_GONE
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    return NoBody.TOO_LARGE

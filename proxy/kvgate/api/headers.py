@@ -1,0 +1,105 @@
+"""Which headers go to the engine, and which come back to the client.
+
+Every header passes unless it is named here: an allow-list would break tracing and custom routing. What is
+stripped belongs to one connection, is decided by kvgate, or would let a client pass for someone else.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvgate.admission import Header
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""RFC 9110, section 7.6.1, with what `Connection` names."""
+
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+"""The client's own, for kvgate; the engine gets the pool's key where there is one."""
+
+_DECIDED_HERE = frozenset(
+    {
+        b"host",  # the transport sets it from the URL
+        b"content-length",  # counted again, since the body may have been rewritten
+        b"expect",  # answered by kvgate's own server
+        b"accept-encoding",  # see `request_headers`
+        b"x-request-id",
+        b"x-data-parallel-rank",  # which engine runs a request is the ledger's decision
+    }
+)
+_OWN_PREFIX = b"x-kvgate-"
+"""Kvgate's own words: from a client a claim to be someone, from an engine a forgery."""
+
+_OF_THE_CONNECTION_TO_US = frozenset({b"date", b"server", b"x-request-id"})
+"""Of the engine's answer. kvgate's server writes its own date; the engine's product is no one's business; the
+request id is the one that kvgate gave."""
+
+REQUEST_ID_CHARS_MAX = 128
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{REQUEST_ID_CHARS_MAX - 1}}}")
+
+
+def clean_request_id(value: str | bytes | None) -> str:
+    """The client's request id if it is safe in logs, headers and vLLM's response ids; else a new one.
+
+    Letters, digits and `._:-`, at most 128 of them: vLLM puts it into ids that come back in a URL.
+    """
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    if text is not None and _REQUEST_ID.fullmatch(text):
+        return text
+    return uuid.uuid4().hex
+
+
+def request_headers(headers: Iterable[Header], request_id: str, *, strip_credentials: bool) -> list[Header]:
+    """The headers for an engine; `host`, `content-length` and what the target asks for are added later.
+
+    `strip_credentials`: with tenants configured, or when the pool has a key of its own. The answer is asked
+    for unencoded: a compressed one could not be read beside the stream, and engines are on the same network.
+    """
+    given = list(headers)
+    drop = _connection_named(given) | HOP_BY_HOP | _DECIDED_HERE
+    if strip_credentials:
+        drop |= CREDENTIALS
+    own = [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
+    return _without(given, drop) + own
+
+
+def response_headers(headers: Iterable[Header], *, body_unchanged: bool = True) -> list[Header]:
+    """The engine's headers for the client.
+
+    `body_unchanged`: whether exactly the engine's bytes follow, so that its `content-length` still holds.
+    """
+    given = list(headers)
+    drop = _connection_named(given) | HOP_BY_HOP | _OF_THE_CONNECTION_TO_US
+    if not body_unchanged:
+        drop |= {b"content-length"}
+    return _without(given, drop)
+
+
+def _connection_named(headers: list[Header]) -> frozenset[bytes]:
+    return frozenset(
+        token.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for token in value.split(b",")
+    )
+
+
+def _without(headers: list[Header], drop: frozenset[bytes]) -> list[Header]:
+    lowered = ((name.lower(), value) for name, value in headers)
+    return [header for header in lowered if header[0] not in drop and not header[0].startswith(_OWN_PREFIX)]

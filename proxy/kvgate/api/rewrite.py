@@ -1,0 +1,46 @@
+"""The only change that is ever made to a body: the value of its ruling limit.
+
+Every other value keeps its bytes, numbers as written and escapes included. Equal keys come out as one, the
+last, as vLLM's own reader takes them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def with_max_tokens(body: bytes, field: str, value: int) -> bytes:
+    """The body with `field` set to `value`; a dotted field is set inside the object named before the dot.
+
+    For bodies that `parse` accepted. Raises ValueError for one that is no JSON object, or whose named member
+    is not one: there is nowhere to write then, and forwarding it unchanged would break the reservation.
+    """
+    outer, _, inner = field.rpartition(".")
+    members = _members(body)
+    if not outer:
+        members[inner] = _raw(value)
+        return _join(members)
+    nested = _members(bytes(members.get(outer, b"")))
+    nested[inner] = _raw(value)
+    members[outer] = msgspec.Raw(_join(nested))
+    return _join(members)
+
+
+def _members(data: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        msg = f"no JSON object to write the limit into: {error}"
+        raise ValueError(msg) from error
+
+
+def _raw(value: int) -> msgspec.Raw:
+    return msgspec.Raw(str(value).encode())
+
+
+def _join(members: dict[str, msgspec.Raw]) -> bytes:
+    return (
+        b"{" + b",".join(msgspec.json.encode(key) + b":" + bytes(raw) for key, raw in members.items()) + b"}"
+    )

@@ -1,0 +1,57 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvgate.cli.check import check
+from kvgate.cli.group import LineErrors
+from kvgate.cli.options import ENVIRONMENT
+from kvgate.cli.policy import policy_app
+from kvgate.cli.serve import serve
+from kvgate.cli.tools import demo, sim_engine, version
+
+app = typer.Typer(
+    cls=LineErrors,
+    help="Admission control for pools of vLLM servers: KV cache is reserved before a request is forwarded, "
+    "and what does not fit waits in a queue.",
+    epilog="Example: kvgate serve --backend http://127.0.0.1:8000",
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        raise typer.Exit(version())
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _example(*lines: str) -> str:
+    return "\n\n".join(("Example: " + lines[0], *lines[1:]))
+
+
+app.command(
+    epilog=_example("kvgate serve --backend http://gpu-a:8000 --backend http://gpu-b:8000", ENVIRONMENT)
+)(serve)
+app.command(epilog=_example("kvgate check --backend http://gpu-a:8000 --json", ENVIRONMENT))(check)
+app.add_typer(policy_app, name="policy")
+app.command(
+    epilog=_example("kvgate sim-engine --blocks 121 --block-size 32 --max-model-len 2048 --max-num-seqs 256")
+)(sim_engine)
+app.command(epilog=_example("kvgate demo --seconds 30"))(demo)
+app.command(epilog=_example("kvgate version --json"))(version)
+
+
+def main() -> None:
+    """The entry point: run the command of the arguments and exit."""
+    app(prog_name="kvgate")

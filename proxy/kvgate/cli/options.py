@@ -1,0 +1,135 @@
+"""The options that `serve` and `check` share, once."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvgate.config import Settings
+
+POOL = "The pool"
+QUEUE = "Queue and limits"
+PROCESS = "This process"
+BY_HAND = "Where discovery can't"
+
+ENVIRONMENT = (
+    "Every option can also be given by an environment variable (KVGATE_QUEUE_WAIT=10s; "
+    "KVGATE_BACKENDS with commas) or in a policy file; the command line wins, then the environment."
+)
+
+
+def _option(flag: str, panel: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False)
+
+
+def setting_options(
+    backend: Annotated[
+        list[str] | None,
+        _option("--backend", POOL, "Base URL of a vLLM server; once for each.", "URL"),
+    ] = None,
+    policy: Annotated[Path | None, _option("--policy", POOL, "A policy file (YAML).", "FILE")] = None,
+    ledger: Annotated[
+        str | None, _option("--ledger", POOL, "Where reservations are kept. Default: memory://", "URL")
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        _option("--reservation", POOL, "What a request reserves: its peak (guaranteed, the default).", "HOW"),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None,
+        _option(
+            "--prompt-tokens",
+            POOL,
+            "Who counts prompt tokens: learned (default), backend, or local:DIR with a tokenizer.json.",
+            "WHO",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        str | None,
+        _option("--max-num-seqs", POOL, "The engines' --max-num-seqs. Default: 256", "N"),
+    ] = None,
+    max_tokens_default: Annotated[
+        str | None,
+        _option(
+            "--max-tokens-default",
+            QUEUE,
+            "Output limit for requests that set none: reserved, and written into them. Default: 2048",
+            "N",
+        ),
+    ] = None,
+    queue_depth: Annotated[
+        str | None,
+        _option("--queue-depth", QUEUE, "Requests that may wait; more are refused. Default: 200", "N"),
+    ] = None,
+    queue_wait: Annotated[
+        str | None,
+        _option("--queue-wait", QUEUE, "How long one may wait, such as 30s (default) or 5m.", "TIME"),
+    ] = None,
+    host: Annotated[
+        str | None, _option("--host", PROCESS, "Where clients connect. Default: 127.0.0.1", "ADDR")
+    ] = None,
+    port: Annotated[str | None, _option("--port", PROCESS, "Default: 8080; 0 takes a free one.", "N")] = None,
+    admin_host: Annotated[
+        str | None,
+        _option("--admin-host", PROCESS, "Probes, metrics, /admin. Default: 127.0.0.1", "ADDR"),
+    ] = None,
+    admin_port: Annotated[
+        str | None, _option("--admin-port", PROCESS, "Default: 9091; 0 takes a free one.", "N")
+    ] = None,
+    workers: Annotated[str | None, _option("--workers", PROCESS, "Processes. Default: 1", "N")] = None,
+    log_level: Annotated[
+        str | None,
+        _option("--log-level", PROCESS, "debug, info (default), warning or error.", "LEVEL"),
+    ] = None,
+    log_format: Annotated[
+        str | None, _option("--log-format", PROCESS, "json (default) or text.", "FORMAT")
+    ] = None,
+    num_gpu_blocks: Annotated[
+        str | None,
+        _option("--num-gpu-blocks", BY_HAND, "KV blocks of an engine, as vLLM counts them.", "N"),
+    ] = None,
+    block_size: Annotated[str | None, _option("--block-size", BY_HAND, "Tokens of a KV block.", "N")] = None,
+    max_model_len: Annotated[
+        str | None, _option("--max-model-len", BY_HAND, "The model's window in tokens.", "N")
+    ] = None,
+) -> dict[str, object]:
+    """The options as given, by their names in `kvgate.config`; None is not given.
+
+    All are text here: `kvgate.config` reads numbers, and says what is allowed, in one way for all sources.
+    """
+    values: dict[str, object] = dict(locals())
+    values["backends"] = values.pop("backend") or None
+    return values
+
+
+def takes_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the shared options; it receives them as one mapping, before its own."""
+    shared = inspect.signature(setting_options, eval_str=True).parameters
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(**values: Any) -> int:
+        given = {name: values.pop(name) for name in shared}
+        return command(setting_options(**given), **values)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+    run.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return run
+
+
+def settings_from(options: dict[str, object]) -> Settings:
+    """The effective settings. Raises ConfigError."""
+    from kvgate.config import load, policy_path  # noqa: PLC0415  pydantic takes 100 ms
+
+    policy = options["policy"]
+    path = policy_path(policy if isinstance(policy, Path) else None, os.environ)
+    return load(path, os.environ, options)

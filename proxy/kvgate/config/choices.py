@@ -1,0 +1,146 @@
+"""What may be written for each setting, and what the full format knows that this version does not.
+
+Pure readers of one value each: they return the value or raise ValueError with what is allowed. A wish that
+belongs to a later version is refused with what to use today: doing something else silently would be worse.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import SplitResult, urlsplit
+
+from kvgate.config import units
+
+COUNT_1_ALLOWED = "a whole number from 1"
+PROMPT_TOKENS_ALLOWED = "learned, backend, or local:DIR with a directory that has the model's tokenizer.json"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+OVERLOAD_STATUSES = (429, 503, 529)
+
+
+def backends(value: object) -> tuple[str, ...]:
+    """Base URLs, at least one, none twice; from a list, or a string with commas."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not listed:
+        raise ValueError("one base URL or more, such as http://gpu-a:8000")
+    urls = tuple(backend_url(url) for url in listed)
+    twice = sorted({url for url in urls if urls.count(url) > 1})
+    if twice:
+        raise ValueError(f"each URL once; {twice[0]} is there twice, and its memory would be counted twice")
+    return urls
+
+
+def backend_url(value: object) -> str:
+    """`http://host:port`, perhaps with a path prefix; a slash at the end is dropped."""
+    text = value.strip() if isinstance(value, str) else ""
+    parts = _split(text)
+    if parts is None or not text.isprintable() or " " in text:
+        raise ValueError(f"base URLs such as http://gpu-a:8000, not {value!r}")
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError("base URLs without user, query or fragment; a key goes into api_key")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"base URLs without /v1: {text.rstrip('/').removesuffix('/v1')}")
+    return text.rstrip("/")
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        return None
+    return parts if usable else None
+
+
+def count_1(value: object) -> int:
+    number = units.count(value)
+    if number < 1:
+        raise ValueError(COUNT_1_ALLOWED)
+    return number
+
+
+def port(value: object) -> int:
+    text = str(value)
+    if text.startswith("tcp://"):
+        raise ValueError(
+            "a port from 0 to 65535. (Kubernetes sets this variable for a Service named kvgate; "
+            "set enableServiceLinks: false on the pod, or name the Service differently)"
+        )
+    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
+        raise ValueError("a port from 0 (any free one) to 65535")
+    return int(text)
+
+
+def ledger_url(value: object) -> str:
+    if value != "memory://":
+        raise ValueError(
+            "memory:// (a ledger shared by several processes is not in this version: run one process)"
+        )
+    return "memory://"
+
+
+def workers(value: object) -> int:
+    if units.count(value) != 1:
+        raise ValueError(
+            "1 (several processes need a shared ledger, which is not in this version; "
+            "one process carries hundreds of streams)"
+        )
+    return 1
+
+
+def reservation(value: object) -> Literal["guaranteed"]:
+    if value == "forecast":
+        raise ValueError("guaranteed (`forecast` is not in this version)")
+    if value != "guaranteed":
+        raise ValueError("guaranteed")
+    return "guaranteed"
+
+
+def prompt_tokens(value: object) -> str:
+    """Which counter counts prompts. Whether a directory is there is not looked at."""
+    text = str(value)
+    if text in {"learned", "backend"}:
+        return text
+    kind, _, directory = text.partition(":")
+    if kind != "local" or not directory:
+        raise ValueError(PROMPT_TOKENS_ALLOWED)
+    return text
+
+
+def log_level(value: object) -> str:
+    text = str(value).lower()
+    if text not in LOG_LEVELS:
+        raise ValueError(", ".join(LOG_LEVELS))
+    return text
+
+
+def log_format(value: object) -> str:
+    if str(value) not in {"json", "text"}:
+        raise ValueError("json or text")
+    return str(value)
+
+
+def boolean(value: object) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if (flag := known.get(str(value).lower())) is None:
+        raise ValueError("true or false")
+    return flag
+
+
+def overload_status(value: object) -> int:
+    number = units.count(value)
+    if number not in OVERLOAD_STATUSES:
+        raise ValueError("429, 503 or 529")
+    return number
+
+
+def name(value: object) -> str:
+    text = str(value)
+    if not text or len(text) > 200 or not text.isprintable():
+        raise ValueError("a printable name of at most 200 characters")
+    return text
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("text that is not empty")
+    return value

@@ -1,0 +1,274 @@
+"""One backend URL and the engines behind it: probed in its own loop, judged by `health`, told to the ledger.
+
+A probe reads `/metrics` each time, so that a restart (another start time, a counter that went back) and
+with it a new capacity is seen within an interval; `/v1/models` at the start, after a restart and every
+`MODELS_INTERVAL_S`. What a backend once said of its capacity stays true while it answers, even if its
+metrics go away: the ledger is the authority, the scrape only feeds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvgate.engines.base import Target, Trouble
+from kvgate.engines.capacity import Discovered, discover
+from kvgate.engines.engine import Engine
+from kvgate.engines.health import Seen, State
+from kvgate.engines.models import Card, window
+from kvgate.engines.probe import Prober
+from kvgate.engines.status import BackendReport, EngineStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    import httpx
+
+    from kvgate.clock import Clock
+    from kvgate.config.settings import Settings
+    from kvgate.engines.later import Later
+    from kvgate.engines.metrics import CacheConfig, Gauges, Metrics
+    from kvgate.ledger.base import Ledger
+
+MODELS_INTERVAL_S = 10.0
+"""Adapters are loaded by hand or by a controller; ten seconds until they can be asked for are soon enough."""
+RESTART_GAP_S = 0.5
+"""Start times of one process never differ; of two processes by more than this."""
+RANK_HEADER = "X-data-parallel-rank"
+
+log = logging.getLogger(__name__)
+
+
+class Backend:
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: Settings,
+        ledger: Ledger,
+        clock: Clock,
+        http: Callable[[], httpx.AsyncClient],
+        later: Later,
+        learned: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`learned` is called when a probe has read what the backend says of itself, before grants follow."""
+        self.url = url
+        self.engines: list[Engine] = [Engine(url, None)]
+        self.cards: tuple[Card, ...] | None = None
+        """None until `/v1/models` was read."""
+        self.names: frozenset[str] = frozenset()
+        self.leaving = False
+        self._settings = settings
+        self._ledger = ledger
+        self._clock = clock
+        self._later = later
+        self._learned = learned
+        key = settings.backend_api_key
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._prober = Prober(http, url, headers=self._headers, timeout_s=settings.probe_timeout_s)
+        self._cache: CacheConfig | None = None
+        self._probed_at_s: float | None = None
+        self._models_at_s: float | None = None
+        self._started_s: float | None = None
+        self._error: str | None = None
+        self._models_error: str | None = None
+
+    # What it is -------------------------------------------------------------------------------------------
+
+    def target(self, engine: Engine) -> Target:
+        rank = {} if engine.rank is None else {RANK_HEADER: engine.rank}
+        return Target(engine.id, self.url, {**self._headers, **rank})
+
+    def statuses(self) -> tuple[EngineStatus, ...]:
+        now_s = self._clock.monotonic()
+        age_s = None if self._probed_at_s is None else now_s - self._probed_at_s
+        return tuple(self._status(engine, age_s) for engine in self.engines)
+
+    def report(self) -> BackendReport:
+        found = self.engines[0].found or Discovered(None, 0, 0, 0)
+        return BackendReport(
+            url=self.url,
+            engines=self.statuses(),
+            models=tuple(card.id for card in self.cards or ()),
+            sources=found.sources,
+            warnings=(*found.warnings, *filter(None, [self._soft_error()])),
+            errors=tuple(self._errors()),
+        )
+
+    def _status(self, engine: Engine, age_s: float | None) -> EngineStatus:
+        return EngineStatus(
+            id=engine.id,
+            url=self.url,
+            state=engine.state,
+            why=engine.why,
+            limits=engine.limits,
+            gauges=engine.gauges,
+            probe_age_s=age_s,
+            last_error=self._error or self._models_error,
+            sources=engine.found.sources if engine.found else {},
+            warnings=engine.found.warnings if engine.found else (),
+            models=tuple(card.id for card in self.cards or ()),
+        )
+
+    def _answers(self) -> bool:
+        return self.engines[0].health.state not in {State.UNKNOWN, State.DOWN}
+
+    def _soft_error(self) -> str | None:
+        return (self._error or self._models_error) if self._answers() else None
+
+    def _errors(self) -> list[str]:
+        first = self.engines[0]
+        if not self._answers():
+            return [self._error or first.health.why or "not probed yet"]
+        return [first.why] if first.state is State.ERROR else []
+
+    # What is seen of it -----------------------------------------------------------------------------------
+
+    async def probe(self) -> None:
+        """Look once and let the ledger know. Bounded by a few times `probe_timeout_s`."""
+        reading = await self._prober.look()
+        self._error = reading.error
+        if reading.seen is Seen.PROBE_GOOD:
+            await self._learn(reading.metrics)
+            await self._learned()
+        self._probed_at_s = self._clock.monotonic()
+        for engine in self.engines:
+            await self.see(engine, reading.seen)
+
+    async def see(self, engine: Engine, event: Seen | Trouble) -> None:
+        """Take in something seen of an engine; grants follow before this returns."""
+        gone = event in {Trouble.CONNECT, Seen.PROBE_REFUSED}  # of the process, so of all its engines
+        for one in self.engines if gone else [engine]:
+            one.see(event, self._clock.monotonic(), busy_hold_s=self._settings.busy_hold_s)
+            await one.tell(self._ledger)
+            self._follow(one)
+        if event is Trouble.EMPTY and engine.health.state is State.UP:
+            self._later.after(0.0, partial(self._canary, engine))
+
+    async def tell(self) -> None:
+        for engine in self.engines:
+            await engine.tell(self._ledger)
+
+    async def leave(self) -> None:
+        for engine in self.engines:
+            await engine.leave(self._ledger)
+
+    def _follow(self, engine: Engine) -> None:
+        """Set the timer that a hold or a suspension needs, once."""
+        health = engine.health
+        if health.state not in {State.BUSY, State.SUSPENDED} or engine.timed_for_s == health.until_s:
+            return
+        engine.timed_for_s = health.until_s
+        delay_s = max(health.until_s - self._clock.monotonic(), 0.0)
+        self._later.after(delay_s, partial(self._hold_over, engine))
+
+    async def _hold_over(self, engine: Engine) -> None:
+        engine.timed_for_s = None
+        if engine.health.state is State.SUSPENDED:
+            await self._canary(engine)
+        else:
+            await self.see(engine, Seen.HOLD_OVER)
+
+    async def _canary(self, engine: Engine) -> None:
+        if engine.canary or engine not in self.engines:
+            return
+        engine.canary = True
+        try:
+            model = self.cards[0].id if self.cards else None
+            seen = await self._prober.canary(model, self.target(engine).headers)
+        finally:
+            engine.canary = False
+        await self.see(engine, seen)
+
+    # What it says of itself -------------------------------------------------------------------------------
+
+    async def _learn(self, metrics: Metrics | None) -> None:
+        if metrics is not None:
+            if self._restarted(metrics):
+                await self._begin_anew()
+            await self._arrange(metrics)
+        if self._models_due():
+            await self._read_models()
+        max_model_len = None if self.cards is None else window(self.cards)
+        found = discover(self._cache, max_model_len, self._settings)
+        for engine in self.engines:
+            self._note(engine, found)
+
+    def _restarted(self, now: Metrics) -> bool:
+        if self._started_s is not None and now.process_start_time_s is not None:
+            return abs(now.process_start_time_s - self._started_s) > RESTART_GAP_S
+        return any(
+            engine.gauges is not None and _went_back(engine.gauges, gauges)
+            for engine, gauges in zip(self.engines, now.gauges.values(), strict=False)
+        )
+
+    async def _begin_anew(self) -> None:
+        """Another process: what ran in the old one is gone, what it said of itself may be different."""
+        log.warning("backend %s restarted: its reservations are void", self.url)
+        self._models_at_s = None
+        self._cache = None
+        for engine in self.engines:
+            engine.gauges = None
+            engine.see(Seen.RESTARTED, self._clock.monotonic(), busy_hold_s=self._settings.busy_hold_s)
+            if engine.told is not None:
+                await self._ledger.void(engine.id)
+
+    def _models_due(self) -> bool:
+        last_s = self._models_at_s
+        return last_s is None or self._clock.monotonic() - last_s >= MODELS_INTERVAL_S
+
+    async def _read_models(self) -> None:
+        models = await self._prober.models()
+        if isinstance(models, str):
+            self._models_error = models
+            return
+        self._models_error = None
+        self._models_at_s = self._clock.monotonic()
+        self.cards = models
+        self.names = frozenset(card.id for card in models)
+
+    async def _arrange(self, metrics: Metrics) -> None:
+        """One engine for each rank; the engines stay the same objects while the ranks do."""
+        self._started_s = metrics.process_start_time_s or self._started_s
+        self._cache = metrics.cache or self._cache
+        ranks = self._cache.ranks if self._cache else tuple(metrics.gauges)
+        if not ranks:
+            return
+        ids = _ids(self.url, ranks)
+        if list(ids) != [engine.id for engine in self.engines]:
+            await self._reseat(ids)
+        for engine, rank in zip(self.engines, ranks, strict=True):
+            engine.gauges = metrics.gauges.get(rank, engine.gauges)
+
+    async def _reseat(self, ids: Mapping[str, str | None]) -> None:
+        kept = {engine.id: engine for engine in self.engines}
+        for engine in self.engines:
+            if engine.id not in ids:
+                await engine.leave(self._ledger)
+        self.engines = [
+            kept.get(engine_id) or Engine(engine_id, rank, draining=self.leaving)
+            for engine_id, rank in ids.items()
+        ]
+
+    def _note(self, engine: Engine, found: Discovered) -> None:
+        """Keep what was known where the backend has fallen silent about it."""
+        if found.shape is None and engine.found is not None and engine.found.shape is not None:
+            return
+        if engine.found is None or engine.found.warnings != found.warnings:
+            for warning in found.warnings:
+                log.warning("engine %s: %s", engine.id, warning)
+        engine.found = found
+
+
+def _ids(url: str, ranks: Sequence[str]) -> dict[str, str | None]:
+    """Engine id → rank; a backend with one engine has no rank to ask for."""
+    if len(ranks) <= 1:
+        return {url: None}
+    return {f"{url}#{rank}": rank for rank in ranks}
+
+
+def _went_back(before: Gauges, now: Gauges) -> bool:
+    """A counter that is lower than it was: only a new process does that."""
+    pairs = ((before.generation_tokens, now.generation_tokens), (before.preemptions, now.preemptions))
+    return any(old is not None and new is not None and new < old for old, new in pairs)

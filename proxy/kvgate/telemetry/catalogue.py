@@ -1,0 +1,268 @@
+"""Every metric kvgate exports: its type, its labels, what it means, and what to do when it moves.
+
+The instruments are made from this table, so that nothing is exported that is not described here. All names
+begin with `kvgate_`, all units are base units (seconds, tokens, KV blocks of one engine). Labels hold only
+values that kvgate or its operator chose: never a request id, a key, or a name a client made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+QUEUE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+"""From "no wait" to the 600 s after which SDKs give up."""
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 3.5, 5, 10, 20, 30, 60, 120, 300, 600)
+DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
+GAP_BUCKETS_S = (
+    *(0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+"""Decode steps take 5 to 50 ms; from a quarter of a second on, a person sees the text stop."""
+ESTIMATE_BUCKETS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
+"""Around 1. A signed error would read better, but OpenMetrics has no histograms below zero."""
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table. Every metric also has the label `pool`, first."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    when_it_moves: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return ("pool", *self.labels)
+
+
+def _counter(name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str) -> Metric:
+    return Metric(f"kvgate_{name}", Kind.COUNTER, labels, meaning, when_it_moves)
+
+
+def _gauge(name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str) -> Metric:
+    return Metric(f"kvgate_{name}", Kind.GAUGE, labels, meaning, when_it_moves)
+
+
+def _histogram(
+    name: str, labels: tuple[str, ...], buckets: tuple[float, ...], meaning: str, when_it_moves: str
+) -> Metric:
+    return Metric(f"kvgate_{name}", Kind.HISTOGRAM, labels, meaning, when_it_moves, buckets)
+
+
+BUILD_INFO = _gauge(
+    "build_info", ("version",), "Always 1; the label says which kvgate runs.", "A deployment."
+)
+
+# Requests, from arrival to their end.
+REQUESTS_ARRIVED = _counter(
+    "requests_arrived_total",
+    ("endpoint", "tenant"),
+    "Requests to an inference endpoint.",
+    "The offered load. Compare with grants: what arrives faster than it is granted waits.",
+)
+GRANTS = _counter(
+    "grants_total",
+    ("tenant",),
+    "Reservations granted; a request that was queued again counts again.",
+    "Flat while the queue is not empty: no engine has room. See ledger_reserved_blocks and engine_up.",
+)
+REQUESTS = _counter(
+    "requests_total",
+    ("tenant", "endpoint", "outcome"),
+    "Requests that ended, by how; each exactly once.",
+    "Any outcome but `served` and `client_gone` deserves a look: rejections_total says why.",
+)
+REJECTIONS = _counter(
+    "rejections_total",
+    ("tenant", "reason"),
+    "Requests that kvgate itself answered with an error, by `x-kvgate-reason`.",
+    "queue_full, queue_timeout: more is asked than fits; add an engine or lower max_tokens. never_fits: a "
+    "client asks for more than the largest engine. no_backend: see engine_state.",
+)
+DURATION = _histogram(
+    "request_duration_seconds",
+    ("outcome",),
+    DURATION_BUCKETS_S,
+    "From arrival to the end of the answer, the wait in the queue included.",
+    "Compare with queue_wait_seconds: if that explains it, capacity is short; if not, the engines are slow.",
+)
+TTFT = _histogram(
+    "request_ttft_seconds",
+    ("part",),
+    TTFT_BUCKETS_S,
+    "Time to the first token: `queue` (arrival to grant), `engine` (grant to first token), `total`. "
+    "Only requests that got a token.",
+    "queue grows: overload, working as meant. engine grows with an idle queue: prefill is the bottleneck.",
+)
+GAPS = _histogram(
+    "inter_token_latency_seconds",
+    (),
+    GAP_BUCKETS_S,
+    "Time between two reads of a running stream.",
+    "Mass above half a second: streams freeze. See engine_preemptions_total and ledger_drift_blocks.",
+)
+PROMPT_TOKENS = _counter(
+    "prompt_tokens_total",
+    ("tenant",),
+    "Prompt tokens of ended requests, by the engine's usage or else as counted.",
+    "The mix of traffic changed.",
+)
+COMPLETION_TOKENS = _counter(
+    "completion_tokens_total",
+    ("tenant",),
+    "Output tokens of ended requests.",
+    "Falls while the queue is not empty: the engines are slower than they were.",
+)
+ESTIMATE = _histogram(
+    "prompt_estimate_ratio",
+    (),
+    ESTIMATE_BUCKETS,
+    "Estimated / real prompt tokens, where the count was an estimate and the real one is known. "
+    "Below 1 too little was reserved.",
+    "Mass below 1: use `prompt_tokens: backend` or `local`. Mass far above 1: capacity is wasted.",
+)
+REWRITES = _counter(
+    "max_tokens_rewrites_total",
+    ("tenant",),
+    "Requests whose output limit kvgate set or lowered (default or cap of the policy).",
+    "Clients send no limit. If answers are cut short, raise max_tokens.default or have clients set one.",
+)
+REQUEUES = _counter(
+    "upstream_requeues_total",
+    ("cause",),
+    "Granted requests that went back to the queue, by what they saw of the engine.",
+    "busy: max_num_seqs here is above the engine's, or others use it too. connect, reset: see engine_state.",
+)
+RESENDS = _counter(
+    "upstream_resends_total",
+    (),
+    "Requests sent a second time after the engine broke off without an answer.",
+    "Engines crash or are restarted without draining.",
+)
+
+# The queue and the ledger, read when scraped.
+QUEUE_DEPTH = _gauge(
+    "queue_depth",
+    (),
+    "Requests that wait for a grant now.",
+    "Above 0 for minutes: more is asked than fits. What scales the pool should watch this.",
+)
+QUEUE_OLDEST = _gauge(
+    "queue_oldest_wait_seconds",
+    (),
+    "How long the longest waiting request has waited.",
+    "Near the queue's wait limit: timeouts follow. Grows with the depth at 1 or 2: one large request waits.",
+)
+QUEUE_WAIT = _histogram(
+    "queue_wait_seconds",
+    ("tenant",),
+    QUEUE_BUCKETS_S,
+    "Wait of granted requests; those that gave up are in rejections_total.",
+    "The price of the overload. If it is too high, add engines or shorten the queue.",
+)
+BYPASSES = _counter(
+    "bypasses_total",
+    (),
+    "Grants that passed an older request which did not fit yet.",
+    "Large and small requests are mixed. Harmless: the bound is the setting `bypass`.",
+)
+PINS = _counter(
+    "pins_total",
+    (),
+    "Times an engine was kept free for a request that had been passed too often.",
+    "Often: requests are large for the engines; capacity idles while one drains.",
+)
+LEDGER_MODE = _gauge(
+    "ledger_mode",
+    ("mode",),
+    "1 for the mode the ledger works in.",
+    "A mode other than the configured one: the ledger's store is not usable.",
+)
+CAPACITY_BLOCKS = _gauge(
+    "ledger_capacity_blocks",
+    ("engine",),
+    "KV blocks the ledger may reserve on the engine.",
+    "Changes when an engine restarts with other settings.",
+)
+RESERVED_BLOCKS = _gauge(
+    "ledger_reserved_blocks",
+    ("engine",),
+    "KV blocks reserved on the engine.",
+    "At the capacity with a queue: full, as meant. Far below it with a queue: see ledger_reserved_seqs.",
+)
+SEQ_SLOTS = _gauge(
+    "ledger_seq_slots",
+    ("engine",),
+    "Sequences the engine may run at once (max_num_seqs).",
+    "A setting.",
+)
+RESERVED_SEQS = _gauge(
+    "ledger_reserved_seqs",
+    ("engine",),
+    "Sequence slots reserved on the engine.",
+    "At ledger_seq_slots with free blocks: raise max_num_seqs on the engines and here.",
+)
+RESERVED_PREFILL = _gauge(
+    "ledger_reserved_prefill_tokens",
+    ("engine",),
+    "Prompt tokens given to the engine that are not computed yet.",
+    "At its bound with a queue: prefill is the bottleneck.",
+)
+BLOCKS_IN_USE = _gauge(
+    "engine_kv_blocks_in_use",
+    ("engine",),
+    "KV blocks in use by the engine's own gauge, as of the last probe.",
+    "Near the capacity is what the hardware was bought for.",
+)
+DRIFT_BLOCKS = _gauge(
+    "ledger_drift_blocks",
+    ("engine",),
+    "Blocks in use by the engine's gauge − blocks reserved. Below 0 as a rule: a reservation is the peak.",
+    "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
+)
+
+# The engines, as of the last probe.
+ENGINE_UP = _gauge(
+    "engine_up",
+    ("engine",),
+    "1 while the engine is well: it may be busy or draining, but it answers.",
+    "0: look at the engine. Its requests were queued again or ended.",
+)
+ENGINE_STATE = _gauge(
+    "engine_state",
+    ("engine", "state"),
+    "1 for the state the engine is in, 0 for the others.",
+    "busy: it refuses work by itself. suspended: it answers without tokens, as when it shuts down. trial: "
+    "it failed requests and gets one at a time. error: it cannot be used; /admin/engines says why.",
+)
+ENGINE_RUNNING = _gauge(
+    "engine_requests_running",
+    ("engine",),
+    "Sequences the engine runs, by its own gauge.",
+    "Above ledger_reserved_seqs: traffic that bypasses kvgate.",
+)
+ENGINE_WAITING = _gauge(
+    "engine_requests_waiting",
+    ("engine",),
+    "Requests that wait inside the engine, by its own gauge.",
+    "Above 0 for long: max_num_seqs here is higher than the engine's.",
+)
+ENGINE_PREEMPTIONS = _counter(
+    "engine_preemptions_total",
+    ("engine",),
+    "Preemptions the engine counted since it started.",
+    "Any increase: something runs on the engine that the ledger does not know, or costs are too low.",
+)
+
+METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""The whole table, in the order above."""

@@ -1,0 +1,76 @@
+"""The record of one request: filled in along the line, and read once at the end by metrics and the log.
+
+It carries numbers and names only. Never a prompt, an answer, or a key: what is not in it cannot leak.
+Fields stay None until they are known; a request that was refused early has few of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgate_policies.types import Endpoint, Outcome
+
+NAME_CHARS_MAX = 200
+"""Of a name the client chose, in a log line: real model names are below 100 characters."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    request_id: str
+    tenant: str = "anonymous"
+    endpoint: Endpoint | None = None
+    """None when the path was none of ours."""
+    model: str | None = None
+    """As the client wrote it: for the log only, never a label."""
+    stream: bool = False
+
+    outcome: Outcome | None = None
+    reason: str | None = None
+    """`x-kvgate-reason`, when kvgate itself answered."""
+    status: int | None = None
+    """The HTTP status that went to the client; None when it left before one was sent."""
+    engine_id: str | None = None
+    """The engine of the last grant."""
+
+    prompt_tokens_counted: int | None = None
+    """What the price was computed from."""
+    prompt_tokens_exact: bool = False
+    """Whether that was the engine's own count."""
+    prompt_tokens_real: int | None = None
+    """The engine's `usage.prompt_tokens`."""
+    completion_tokens: int | None = None
+    """The engine's `usage.completion_tokens`, or else the tokens seen in the stream."""
+    max_tokens_charged: int | None = None
+    """Output tokens of one sequence that were reserved."""
+    max_tokens_rewritten: bool = False
+    blocks_reserved: int | None = None
+
+    queue_s: float | None = None
+    """From arrival to the last grant, or to the end without one."""
+    engine_ttft_s: float | None = None
+    """From the grant to the first token."""
+    ttft_s: float | None = None
+    """From arrival to the first token."""
+    total_s: float | None = None
+    """From arrival to the end."""
+    requeues: int = 0
+    """How often it went back to the queue after a grant."""
+    resends: int = 0
+    """How often it was sent again after it had been sent and nothing came back."""
+    bytes_out: int = 0
+    """Body bytes sent to the client."""
+
+    def as_log_fields(self) -> dict[str, object]:
+        """The known fields for a log line: times to a tenth of a millisecond, names cut to a bound."""
+        named = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: _loggable(value) for name, value in named if value is not None}
+
+
+def _loggable(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, str):
+        return str(value)[:NAME_CHARS_MAX]
+    return value

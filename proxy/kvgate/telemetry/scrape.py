@@ -1,0 +1,174 @@
+"""What the ledger and the engines know, exported when scraped.
+
+Nothing is counted twice: these numbers live in the ledger and in the engines' own metrics, and a copy kept in
+step by hand would drift. A scrape shows one consistent snapshot of each, taken on the event loop.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from kvgate.telemetry import catalogue
+from kvgate_policies.types import EngineLimits, EngineUse, LedgerView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from kvgate.telemetry.catalogue import Metric
+    from kvgate.telemetry.gaps import BulkHistogram
+
+ENGINE_STATES = ("unknown", "up", "trial", "busy", "draining", "suspended", "down", "error")
+"""All of them are exported, so that a state that was left reads 0 and not "no data"."""
+WELL_STATES = frozenset({"up", "trial", "busy", "draining"})
+
+Row = tuple[tuple[str, ...], float]
+
+
+class EngineGauges(Protocol):
+    """An engine's own numbers, as of the last probe; None where it did not export one."""
+
+    @property
+    def kv_usage(self) -> float | None: ...
+
+    @property
+    def running(self) -> float | None: ...
+
+    @property
+    def waiting(self) -> float | None: ...
+
+    @property
+    def preemptions(self) -> float | None: ...
+
+
+class EngineStatus(Protocol):
+    """What is exported of an engine."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def limits(self) -> EngineLimits | None:
+        """None before the first discovery."""
+        ...
+
+    @property
+    def gauges(self) -> EngineGauges | None:
+        """None before the first good probe."""
+        ...
+
+
+class PoolCollector(Collector):
+    """Exports the snapshots of the last `refresh`; the first `collect` takes one itself."""
+
+    def __init__(
+        self,
+        pool: str,
+        ledger_view: Callable[[], LedgerView],
+        engine_statuses: Callable[[], Sequence[EngineStatus]],
+        gaps: BulkHistogram,
+    ) -> None:
+        self._pool = pool
+        self._ledger_view = ledger_view
+        self._engine_statuses = engine_statuses
+        self._gaps = gaps
+        self._snapshot: tuple[LedgerView, tuple[EngineStatus, ...]] | None = None
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing, so that registering doesn't take a snapshot."""
+        return ()
+
+    def refresh(self) -> None:
+        self._snapshot = (self._ledger_view(), tuple(self._engine_statuses()))
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
+        if self._snapshot is None:
+            self.refresh()
+        view, engines = self._snapshot or (LedgerView(), ())
+        for metric, rows in (*_ledger_rows(view), *_engine_rows(engines), *_drift_rows(view, engines)):
+            yield self._family(metric, rows)
+        yield self._gap_family()
+
+    def _family(self, metric: Metric, rows: Iterable[Row]) -> GaugeMetricFamily | CounterMetricFamily:
+        kind = CounterMetricFamily if metric.kind is catalogue.Kind.COUNTER else GaugeMetricFamily
+        family = kind(metric.name, metric.meaning, labels=metric.label_names)
+        for labels, value in rows:
+            family.add_metric((self._pool, *labels), value)
+        return family
+
+    def _gap_family(self) -> HistogramMetricFamily:
+        metric = catalogue.GAPS
+        family = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.label_names)
+        buckets = [
+            ("+Inf" if bound == inf else str(float(bound)), count) for bound, count in self._gaps.cumulative()
+        ]
+        family.add_metric((self._pool,), buckets, self._gaps.sum)
+        return family
+
+
+def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
+    yield catalogue.QUEUE_DEPTH, [((), view.queued)]
+    yield catalogue.QUEUE_OLDEST, [((), view.oldest_wait_s)]
+    yield catalogue.BYPASSES, [((), view.totals.get("bypasses", 0))]
+    yield catalogue.PINS, [((), view.totals.get("pins", 0))]
+    yield catalogue.LEDGER_MODE, [((view.mode,), 1)]
+    yield catalogue.CAPACITY_BLOCKS, _of_each(view, lambda use: use.limits.blocks)
+    yield catalogue.RESERVED_BLOCKS, _of_each(view, lambda use: use.reserved.blocks)
+    yield catalogue.SEQ_SLOTS, _of_each(view, lambda use: use.limits.seqs)
+    yield catalogue.RESERVED_SEQS, _of_each(view, lambda use: use.reserved.seqs)
+    yield catalogue.RESERVED_PREFILL, _of_each(view, lambda use: use.reserved.prefill_tokens)
+
+
+def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:
+    return [((use.limits.engine_id,), value(use)) for use in view.engines]
+
+
+def _engine_rows(engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iterable[Row]]]:
+    yield catalogue.ENGINE_UP, [((e.id,), float(e.state in WELL_STATES)) for e in engines]
+    yield catalogue.ENGINE_STATE, [row for engine in engines for row in _state_rows(engine)]
+    yield catalogue.ENGINE_RUNNING, _of_gauges(engines, lambda gauges: gauges.running)
+    yield catalogue.ENGINE_WAITING, _of_gauges(engines, lambda gauges: gauges.waiting)
+    yield catalogue.ENGINE_PREEMPTIONS, _of_gauges(engines, lambda gauges: gauges.preemptions)
+    yield catalogue.BLOCKS_IN_USE, [((engine_id,), used) for engine_id, used in _in_use(engines).items()]
+
+
+def _state_rows(engine: EngineStatus) -> list[Row]:
+    states = dict.fromkeys((*ENGINE_STATES, str(engine.state)))
+    return [((engine.id, state), float(state == engine.state)) for state in states]
+
+
+def _of_gauges(engines: Sequence[EngineStatus], value: Callable[[EngineGauges], float | None]) -> list[Row]:
+    """Engines that did not say have no row: a missing number is not a zero."""
+    said = ((e.id, value(e.gauges)) for e in engines if e.gauges is not None)
+    return [((engine_id,), number) for engine_id, number in said if number is not None]
+
+
+def _in_use(engines: Sequence[EngineStatus]) -> dict[str, float]:
+    """Blocks in use by engine: the engine's usage gauge (a share of its usable blocks) × its capacity."""
+    return {
+        e.id: e.gauges.kv_usage * e.limits.blocks
+        for e in engines
+        if e.gauges is not None and e.limits is not None and e.gauges.kv_usage is not None
+    }
+
+
+def _drift_rows(view: LedgerView, engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iterable[Row]]]:
+    reserved = {use.limits.engine_id: use.reserved.blocks for use in view.engines}
+    used = _in_use(engines)
+    yield (
+        catalogue.DRIFT_BLOCKS,
+        [
+            ((engine_id,), used[engine_id] - reserved[engine_id])
+            for engine_id in used
+            if engine_id in reserved
+        ],
+    )

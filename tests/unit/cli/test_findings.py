@@ -1,0 +1,89 @@
+"""What `kvgate check` says about what was found."""
+
+from __future__ import annotations
+
+import io
+
+from kvgate.cli.findings import Findings, findings_json, full_sessions, print_findings
+from kvgate.engines.health import State
+from kvgate.engines.status import BackendReport, EngineStatus
+from kvgate_policies.types import EngineLimits, EngineShape
+
+
+def limits(*, blocks: int = 120, seqs: int = 256, window: int = 320) -> EngineLimits:
+    return EngineLimits("http://a:1", EngineShape(32, window), blocks, seqs, 8192)
+
+
+def report(found: EngineLimits | None = None, *errors: str) -> BackendReport:
+    status = EngineStatus("http://a:1", "http://a:1", State.UP if found else State.ERROR, limits=found)
+    sources = {"block_size": "32 from [vllm:cache_config_info]"}
+    return BackendReport("http://a:1", (status,), ("m", "lora"), sources, ("take care",), errors)
+
+
+def printed(*backends: BackendReport, warnings: tuple[str, ...] = ()) -> str:
+    out = io.StringIO()
+    print_findings(Findings(backends, warnings), out)
+    return out.getvalue()
+
+
+def test_sessions_of_the_whole_window() -> None:
+    assert full_sessions(limits()) == 12  # 120 blocks, 10 each
+    assert full_sessions(limits(seqs=5)) == 5
+    assert full_sessions(limits(blocks=9)) == 0
+    assert full_sessions(limits(window=1)) == 120
+
+
+def test_a_good_pool_in_words() -> None:
+    text = printed(report(limits()), report(limits()), warnings=("a doubt",))
+    assert "OK: 24 sessions of the whole window fit at once" in text
+    assert "serves m, lora" in text
+    assert "block_size: 32 from [vllm:cache_config_info]" in text
+    assert "warning: take care" in text
+    assert "warning: a doubt" in text
+    row = next(line for line in text.splitlines() if line.startswith("http://a:1 "))
+    assert row.split() == ["http://a:1", "up", "120", "32", "320", "256", "12"]
+
+
+def test_a_backend_that_cannot_be_used() -> None:
+    findings = Findings((report(limits()), report(None, "no num_gpu_blocks; give --num-gpu-blocks")))
+    assert not findings.ok
+    text = printed(*findings.backends)
+    assert "error: no num_gpu_blocks; give --num-gpu-blocks" in text
+    assert "1 of 2 backends cannot be used." in text
+    answer = findings_json(findings)
+    assert answer["ok"] is False
+
+
+def test_an_engine_smaller_than_the_window_is_said() -> None:
+    text = printed(report(limits(blocks=9)))
+    assert "a request of the whole window needs 10 KV blocks, there are 9: such requests are refused" in text
+
+
+def test_as_json() -> None:
+    answer = findings_json(Findings((report(limits()),), ("a doubt",)))
+    assert answer == {
+        "ok": True,
+        "warnings": ["a doubt"],
+        "backends": [
+            {
+                "url": "http://a:1",
+                "ok": True,
+                "models": ["m", "lora"],
+                "engines": [
+                    {
+                        "engine_id": "http://a:1",
+                        "state": "up",
+                        "blocks": 120,
+                        "block_size": 32,
+                        "max_model_len": 320,
+                        "prefix_caching": False,
+                        "max_num_seqs": 256,
+                        "full_sessions": 12,
+                    }
+                ],
+                "sources": {"block_size": "32 from [vllm:cache_config_info]"},
+                "warnings": ["take care"],
+                "errors": [],
+            }
+        ],
+    }

@@ -1,0 +1,166 @@
+"""Where a setting comes from: command line, then environment, then policy file, then default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvgate.config import Settings, load, policy_path, warnings_of
+from kvgate.config.options import OPTIONS, Option
+from kvgate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BACKEND = {"backends": ["http://a:1"]}
+POLICY = "version: 1\npools: {m: {backends: [http://policy:1]}}\ndefaults: {queue: {depth: 10, wait: 10s}}\n"
+
+
+def refused(env: dict[str, str] | None = None, **cli: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(None, env or {}, {**BACKEND, **cli})
+    return str(caught.value)
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(POLICY)
+    env = {"KVGATE_QUEUE_DEPTH": "20", "KVGATE_BACKENDS": "http://env:1, http://env:2"}
+
+    def depth(env: dict[str, str], cli: dict[str, object]) -> int:
+        return load(file, env, cli).tenant.queue_depth_max
+
+    assert depth({}, {}) == 10
+    assert depth(env, {}) == 20
+    assert depth(env, {"queue_depth": 30}) == 30
+    assert depth(env, {"queue_depth": None}) == 20
+    assert load(file, env, {}).backends == ("http://env:1", "http://env:2")
+    assert load(file, env, BACKEND).backends == ("http://a:1",)
+    assert load(file, env, {}).tenant.queue_wait_s_max == 10
+    assert load(None, {}, BACKEND).tenant == Settings(backends=()).tenant
+
+
+def test_the_policy_file_may_come_from_the_environment(tmp_path: Path) -> None:
+    assert policy_path(None, {}) is None
+    assert str(policy_path(None, {"KVGATE_POLICY": "x.yaml"})) == "x.yaml"
+    assert policy_path(tmp_path, {"KVGATE_POLICY": "x.yaml"}) == tmp_path
+
+
+def test_no_backend_says_the_three_ways() -> None:
+    with pytest.raises(ConfigError, match="--backend URL, KVGATE_BACKENDS, or a policy file"):
+        load(None, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("cli", "said"),
+    [
+        ({"port": 99999}, "--port: 99999 is not allowed; allowed: a port"),
+        ({"queue_wait": "soon"}, "--queue-wait: 'soon' is not allowed; allowed: a duration"),
+        ({"queue_depth": 0}, "--queue-depth: 0 is not allowed; allowed: a whole number from 1"),
+        ({"workers": 2}, "--workers: 2 is not allowed; allowed: 1 (several processes need a shared ledger"),
+        ({"ledger": "redis://r"}, "--ledger: 'redis://r' is not allowed; allowed: memory://"),
+        ({"reservation": "forecast"}, "--reservation: 'forecast' is not allowed; allowed: guaranteed"),
+        ({"reservation": "some"}, "--reservation: 'some' is not allowed; allowed: guaranteed"),
+        ({"prompt_tokens": "local:"}, "--prompt-tokens: 'local:' is not allowed; allowed: learned, backend"),
+        ({"num_gpu_blocks": 1}, "--num-gpu-blocks: 1 is not allowed; allowed: Input should be greater than"),
+        ({"backends": ["a:1"]}, "--backend: ['a:1'] is not allowed; allowed: base URLs"),
+        ({"backends": ["http://u:p@a"]}, "base URLs without user"),
+        ({"backends": ["http://a:99999"]}, "base URLs such as"),
+        ({"backends": ["http://[::1"]}, "base URLs such as"),
+        ({"backends": ["http://a b"]}, "base URLs such as"),
+        ({"log_level": "loud"}, "--log-level: 'loud' is not allowed; allowed: debug, info"),
+        (
+            {"port": 9091},
+            "--admin-port: 9091 is not allowed; allowed: a port that is not the one for clients",
+        ),
+    ],
+)
+def test_a_bad_option_is_named(cli: dict[str, object], said: str) -> None:
+    message = refused(None, **cli)
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_bad_variable_is_named() -> None:
+    assert "KVGATE_QUEUE_WAIT: '5' is not allowed" in refused({"KVGATE_QUEUE_WAIT": "5"})
+    assert "enableServiceLinks" in refused({"KVGATE_PORT": "tcp://10.0.0.1:8080"})
+
+
+def test_each_mistake_has_its_line() -> None:
+    assert len(refused(port="x", queue_wait="y", workers=3).splitlines()) == 3
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    env = {"KVGATE_SOAK": "1", "KVGATE_PORT_8080_TCP": "tcp://x", "KVGATE_HOST": "", "PORT": "1"}
+    assert load(None, env, BACKEND) == load(None, {}, BACKEND)
+
+
+EXAMPLES: dict[str, tuple[str, object]] = {
+    "backends": ("http://b:2", ("http://b:2",)),
+    "ledger": ("memory://", "memory://"),
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "admin_host": ("::", "::"),
+    "workers": ("1", 1),
+    "reservation": ("guaranteed", "guaranteed"),
+    "prompt_tokens": ("backend", "backend"),
+    "log_level": ("DEBUG", "debug"),
+    "log_format": ("text", "text"),
+    "backend_api_key": ("k", "k"),
+    "admin_token": ("t", "t"),
+    "pool": ("p", "p"),
+    "overload_status": ("503", 503),
+    "watermark": ("3%", 0.03),
+    "expose_backend": ("true", True),
+    "max_tokens_cap": ("9k", 9000),
+}
+
+
+def example_of(option: Option) -> tuple[str, object]:
+    if option.key in EXAMPLES:
+        return EXAMPLES[option.key]
+    return ("7s", 7.0) if option.target.endswith(("_s", "_s_max")) else ("7", 7)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
+def test_every_variable_reaches_its_setting(option: Option) -> None:
+    text, value = example_of(option)
+    settings: object = load(None, {"KVGATE_BACKENDS": "http://a:1", option.env: text}, {})
+    for name in option.target.split("."):
+        settings = getattr(settings, name)
+    assert settings == value
+
+
+def test_every_setting_can_be_set() -> None:
+    targets = {option.target for option in OPTIONS}
+    names = set(Settings.model_fields) - {"tenant", "timeouts"}
+    assert {
+        f"timeouts.{name}" for name in Settings.model_fields["timeouts"].default.__class__.model_fields
+    } <= targets
+    assert names <= targets
+
+
+def test_secrets_are_never_shown() -> None:
+    settings = load(None, {"KVGATE_ADMIN_TOKEN": "hush", "KVGATE_BACKEND_API_KEY": "shh"}, BACKEND)
+    assert "hush" not in repr(settings)
+    assert "shh" not in repr(settings)
+    assert all(not option.flag for option in OPTIONS if option.secret)
+
+
+def test_doubtful_settings_are_said() -> None:
+    assert warnings_of(load(None, {}, BACKEND)) == ()
+    long_wait = load(
+        None, {}, {**BACKEND, "queue_wait": "15m", "admin_host": "0.0.0.0", "queue_depth": 50_000}
+    )
+    said = warnings_of(long_wait, {"KVGATE_QUEUE_DEPHT", "KVGATE_SOAK", "HOME", "KVGATE_PORT"})
+    assert len(said) == 4
+    assert "longer than the 600 s" in said[0]
+    assert "KVGATE_ADMIN_TOKEN" in said[1]
+    assert "did you mean KVGATE_QUEUE_DEPTH?" in said[3]
+
+
+def test_a_local_tokenizer_must_be_there(tmp_path: Path) -> None:
+    cli = {**BACKEND, "prompt_tokens": f"local:{tmp_path}"}
+    assert "allowed: a directory with a tokenizer.json" in refused(None, prompt_tokens=f"local:{tmp_path}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert load(None, {}, cli).prompt_tokens == f"local:{tmp_path}"

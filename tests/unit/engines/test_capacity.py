@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.config.settings import Settings
+from kvgate.engines.capacity import discover
+from kvgate.engines.metrics import CacheConfig
+from kvgate_policies.types import EngineLimits, EngineShape
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(backends=("http://a",), **given)
+
+
+def cache(**given: Any) -> CacheConfig:
+    base = {"num_gpu_blocks": 121, "block_size": 32, "kv_cache_max_concurrency": 121 / 64}
+    return CacheConfig(ranks=("0",), **{**base, **given})
+
+
+def test_a_plain_model() -> None:
+    found = discover(cache(enable_prefix_caching=True), 2048, settings())
+    assert found.shape == EngineShape(block_size=32, max_model_len=2048, prefix_caching=True)
+    assert (found.blocks, found.seqs, found.prefill_tokens) == (120, 256, 8192)
+    assert found.warnings == found.missing == ()
+    assert found.sources == {
+        "num_gpu_blocks": "121 from vllm:cache_config_info in /metrics",
+        "block_size": "32 from vllm:cache_config_info in /metrics",
+        "max_model_len": "2048 from /v1/models",
+        "max_num_seqs": "256 from --max-num-seqs",
+    }
+
+
+def test_what_the_ledger_is_told() -> None:
+    found = discover(cache(), 2048, settings(max_num_seqs=7, prefill_tokens_max=99))
+    assert found.shape is not None
+    assert found.limits("e", accepting=False) == EngineLimits("e", found.shape, 120, 7, 99, accepting=False)
+    assert found.limits("e", accepting=True, prefill_tokens=1).prefill_tokens == 1
+
+
+@pytest.mark.parametrize(("watermark", "blocks"), [(0.0, 1000), (0.01, 990), (0.0101, 990), (0.5, 500)])
+def test_the_watermark_is_taken_off_as_vllm_rounds_it(watermark, blocks) -> None:
+    found = discover(cache(num_gpu_blocks=1001), 2048, settings(watermark=watermark))
+    assert found.blocks == blocks == 1001 - 1 - math.floor(watermark * 1001)
+
+
+def test_everything_by_hand_needs_nothing_from_the_backend() -> None:
+    found = discover(None, None, settings(num_gpu_blocks=100, block_size=16, max_model_len=4096))
+    assert found.shape == EngineShape(block_size=16, max_model_len=4096)
+    assert found.blocks == 99
+    assert found.warnings == found.missing == ()
+    assert found.sources["num_gpu_blocks"] == "100 from --num-gpu-blocks"
+
+
+def test_by_hand_wins() -> None:
+    found = discover(cache(), 2048, settings(num_gpu_blocks=50, max_model_len=1024))
+    assert found.shape is not None
+    assert (found.blocks, found.shape.max_model_len, found.shape.block_size) == (49, 1024, 32)
+
+
+@pytest.mark.parametrize(
+    ("scraped", "window", "options"),
+    [
+        (None, None, ["--num-gpu-blocks", "--block-size", "--max-model-len"]),
+        (None, 2048, ["--num-gpu-blocks", "--block-size"]),
+        (cache(num_gpu_blocks=None), 2048, ["--num-gpu-blocks"]),
+        (cache(), None, ["--max-model-len"]),
+    ],
+)
+def test_what_is_missing_is_named_with_its_option(scraped, window, options) -> None:
+    found = discover(scraped, window, settings())
+    assert found.shape is None
+    assert [text.rpartition("set ")[2] for text in found.missing] == options
+    with pytest.raises(ValueError, match=options[0]):
+        found.limits("e", accepting=True)
+
+
+def test_a_single_block_is_the_null_block() -> None:
+    found = discover(cache(num_gpu_blocks=1), 2048, settings())
+    assert found.shape is None
+    assert "null block" in found.missing[0]
+
+
+def test_a_hybrid_is_charged_a_whole_sequence_and_says_so() -> None:
+    """gpt-oss-like: a full-attention group of 64 blocks and a window group of 10."""
+    found = discover(cache(num_gpu_blocks=1000, kv_cache_max_concurrency=1000 / 74), 2048, settings())
+    assert found.shape is not None
+    assert found.shape.blocks_opaque == 74
+    assert "74" in found.warnings[0]
+    assert "64" in found.warnings[0]
+
+
+def test_a_model_of_windows_only_is_charged_less_than_full_attention() -> None:
+    found = discover(cache(num_gpu_blocks=1000, kv_cache_max_concurrency=100.0), 2048, settings())
+    assert found.shape is not None
+    assert found.shape.blocks_opaque == 10
+
+
+def test_one_extra_block_is_a_second_group() -> None:
+    found = discover(cache(num_gpu_blocks=1000, kv_cache_max_concurrency=1000 / 65), 2048, settings())
+    assert found.shape is not None
+    assert found.shape.blocks_opaque == 65
+
+
+@given(
+    blocks=st.integers(100, 2_000_000), window=st.integers(16, 1_000_000), size=st.sampled_from([16, 64, 544])
+)
+def test_a_plain_model_is_never_taken_for_a_hybrid(blocks, window, size) -> None:
+    """Whether the concurrency comes as a float or rounded to two digits, as older logs have it."""
+    exact = blocks / math.ceil(window / size)
+    for concurrency, error in ((exact, 0.0), (round(exact, 2), 0.005)):
+        if concurrency > 0:
+            scraped = cache(
+                num_gpu_blocks=blocks,
+                block_size=size,
+                kv_cache_max_concurrency=concurrency,
+                concurrency_error=error,
+            )
+            if exact >= 1:  # vLLM does not start otherwise
+                found = discover(scraped, window, settings())
+                assert found.shape is not None
+                assert found.shape.blocks_opaque is None
+                assert found.warnings == ()
+
+
+def test_a_backend_that_does_not_tell_its_groups_is_taken_for_plain_with_a_warning() -> None:
+    found = discover(cache(kv_cache_max_concurrency=None), 2048, settings())
+    assert found.shape is not None
+    assert found.shape.blocks_opaque is None
+    assert "kv_cache_max_concurrency" in found.warnings[0]

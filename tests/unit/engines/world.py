@@ -1,0 +1,120 @@
+"""Backends without sockets, for a pool in virtual time, over the ledger that the product runs with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from kvgate.config.settings import Settings
+from kvgate.engines.pool import EnginePool
+from kvgate.ledger.base import Ask, Grant
+from kvgate.ledger.memory import MemoryLedger
+from kvgate_policies.types import EngineUse, KVCost
+from support.upstream import EngineFace
+from support.virtual_loop import LoopClock
+
+FOREVER_S = 1e6
+
+
+@dataclass
+class Server:
+    """One vLLM server and what is wrong with it."""
+
+    face: EngineFace = field(default_factory=EngineFace)
+    refuses: bool = False
+    hangs: bool = False
+    aborts: bool = False
+    """Draining: every new request gets 200 and no token."""
+    completes: bool = True
+    """False: no /v1/completions, as with a pooling model."""
+    seen: list[httpx.Request] = field(default_factory=list)
+
+    def asked(self, path: str) -> int:
+        return sum(request.url.path == path for request in self.seen)
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        if self.refuses:
+            raise httpx.ConnectError("refused", request=request)
+        if self.hangs:
+            await asyncio.sleep(FOREVER_S)
+        return self._route(request)
+
+    def _route(self, request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/metrics" if self.face.metrics:
+                return httpx.Response(200, text=self.face.metrics_text())
+            case "/health":
+                return httpx.Response(200 if self.face.healthy else 503)
+            case "/v1/models":
+                return httpx.Response(200, json=self.face.models())
+            case "/tokenize":
+                return httpx.Response(200, json=self.face.tokenize(json.loads(request.content)))
+            case "/v1/completions" if self.completes:
+                end = ("", "abort") if self.aborts else ("a", "length")
+                return httpx.Response(200, json={"choices": [{"text": end[0], "finish_reason": end[1]}]})
+            case _:
+                return httpx.Response(404, json={"detail": "Not Found"})
+
+
+class World:
+    """A pool over servers named by host: `http://a` is `servers["a"]`."""
+
+    def __init__(self, servers: dict[str, Server], **settings: Any) -> None:
+        self.servers = servers
+        self.settings = Settings(backends=tuple(f"http://{host}" for host in servers), **settings)
+        self.ledger = MemoryLedger(LoopClock(), bypass_max=0)
+        http = httpx.AsyncClient(transport=httpx.MockTransport(self._handle))
+        self.pool = EnginePool(self.settings, self.ledger, LoopClock(), http)
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        return await self.servers[request.url.host].answer(request)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[World]:
+        """With the probes under way and everyone discovered who will be."""
+        task = asyncio.create_task(self.pool.run())
+        try:
+            await asyncio.sleep(0.01)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def state(self, engine_id: str = "http://a") -> str:
+        return next(str(status.state) for status in self.pool.snapshot() if status.id == engine_id)
+
+    def use(self, engine_id: str = "http://a") -> EngineUse:
+        return next(use for use in self.ledger.view().engines if use.limits.engine_id == engine_id)
+
+    def accepting(self, engine_id: str = "http://a") -> bool:
+        return self.use(engine_id).limits.accepting
+
+    async def until(self, true: Callable[[], bool], timeout_s: float = 120.0) -> float:
+        """Virtual seconds until something holds. Raises TimeoutError."""
+        began_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(timeout_s):
+            while not true():
+                await asyncio.sleep(0.01)
+        return asyncio.get_running_loop().time() - began_s
+
+    async def grant(self, name: str, blocks: int = 1, prefill_tokens: int = 100) -> Grant | None:
+        """Reserve, and give up the queue place if there is no room now."""
+        cost = KVCost(blocks, 1, prefill_tokens)
+        costs = dict.fromkeys(self.pool.shapes(), cost)
+        ticket = await self.ledger.reserve(Ask(name, "t", costs, queue_depth_max=100))
+        if isinstance(ticket, str):
+            return None
+        try:
+            async with asyncio.timeout(0.001):
+                decision = await ticket.granted()
+        except TimeoutError:
+            await self.ledger.cancel(name)
+            return None
+        return decision if isinstance(decision, Grant) else None

@@ -1,0 +1,234 @@
+"""The metrics: what the table says is what is exported, and no client can make the page grow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvgate.telemetry import RequestRecord, Telemetry
+from kvgate.telemetry.catalogue import METRICS, Metric
+from kvgate.telemetry.labels import OTHER
+from kvgate.telemetry.metrics import TENANTS_MAX
+from kvgate_policies.types import Endpoint, EngineLimits, EngineShape, EngineUse, KVCost, LedgerView, Outcome
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+LIMITS = EngineLimits("http://a:1", EngineShape(16, 4096), blocks=100, seqs=8, prefill_tokens=8192)
+
+
+@dataclass
+class Gauges:
+    kv_usage: float | None = 0.5
+    running: float | None = 3
+    waiting: float | None = 0
+    preemptions: float | None = 7
+
+
+@dataclass
+class Status:
+    id: str = "http://a:1"
+    url: str = "http://a:1"
+    state: str = "up"
+    limits: EngineLimits | None = LIMITS
+    gauges: Gauges | None = None
+
+
+def a_view(*, reserved: int = 40, queued: int = 2) -> LedgerView:
+    use = EngineUse(LIMITS, KVCost(reserved, 3, 512), reservations=3)
+    return LedgerView((use,), queued, 1.5, totals={"bypasses": 4, "pins": 1})
+
+
+def a_record(**changes: object) -> RequestRecord:
+    record = RequestRecord(
+        "r1", endpoint=Endpoint.CHAT, outcome=Outcome.SERVED, status=200, engine_id="http://a:1"
+    )
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+def families(telemetry: Telemetry) -> dict[str, Family]:
+    page = generate_latest(telemetry.registry).decode()
+    return {family.name: family for family in text_string_to_metric_families(page)}
+
+
+def value(telemetry: Telemetry, name: str, **labels: str) -> float | None:
+    return telemetry.registry.get_sample_value(name, {"pool": "p", **labels})
+
+
+def busy_telemetry() -> Telemetry:
+    """One in which every metric has at least one sample."""
+    telemetry = Telemetry("p")
+    telemetry.watch(a_view, lambda: [Status(gauges=Gauges())])
+    telemetry.arrived(Endpoint.CHAT, "t")
+    telemetry.granted("t", 0.2)
+    telemetry.rewritten("t")
+    telemetry.requeued("busy")
+    telemetry.observe_gaps([0.01, 0.02, 0.7])
+    times = {"queue_s": 0.2, "engine_ttft_s": 0.3, "ttft_s": 0.5, "total_s": 2.0}
+    tokens = {"prompt_tokens_counted": 110, "prompt_tokens_real": 100, "completion_tokens": 50}
+    telemetry.ended(a_record(tenant="t", resends=1, **times, **tokens))
+    telemetry.ended(
+        a_record(tenant="t", engine_id=None, outcome=Outcome.REJECTED_QUEUE_FULL, reason="queue_full")
+    )
+    return telemetry
+
+
+def family_name(metric: Metric) -> str:
+    return metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+
+
+class TestTable:
+    def test_exactly_the_table_is_exported(self) -> None:
+        exported = {name for name in families(busy_telemetry()) if name.startswith("kvgate_")}
+        assert exported == {family_name(metric) for metric in METRICS}
+
+    @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+    def test_type_labels_and_help_are_those_of_the_table(self, metric: Metric) -> None:
+        family = families(busy_telemetry())[family_name(metric)]
+        assert family.type == metric.kind.value
+        assert family.documentation == metric.meaning
+        assert family.samples
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.label_names), sample
+
+    def test_every_row_says_what_it_means_and_what_to_do(self) -> None:
+        for metric in METRICS:
+            assert metric.meaning.endswith("."), metric.name
+            assert metric.when_it_moves.endswith("."), metric.name
+            assert list(metric.buckets) == sorted(metric.buckets)
+
+    def test_names_follow_the_conventions(self) -> None:
+        names = [metric.name for metric in METRICS]
+        assert len(names) == len(set(names))
+        for metric in METRICS:
+            assert re.fullmatch(r"kvgate_[a-z_]+", metric.name)
+            assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+
+    def test_rows_refer_only_to_metrics_that_exist(self) -> None:
+        known = {metric.name.removeprefix("kvgate_") for metric in METRICS}
+        for metric in METRICS:
+            referred = re.findall(r"\b(?:see|See|Above|with|At) ([a-z]+(?:_[a-z]+)+)", metric.when_it_moves)
+            assert set(referred) <= known, metric.name
+
+    def test_openmetrics_accepts_the_page(self) -> None:
+        page = generate_openmetrics(busy_telemetry().registry).decode()
+        assert {f.name for f in parse_openmetrics(page)} >= {family_name(metric) for metric in METRICS}
+
+
+class TestRequests:
+    def test_a_served_request_is_counted_once(self) -> None:
+        telemetry = busy_telemetry()
+        labels = {"tenant": "t", "endpoint": "chat", "outcome": "served"}
+        assert value(telemetry, "kvgate_requests_total", **labels) == 1
+        assert value(telemetry, "kvgate_prompt_tokens_total", tenant="t") == 100
+        assert value(telemetry, "kvgate_completion_tokens_total", tenant="t") == 50
+        assert value(telemetry, "kvgate_upstream_resends_total") == 1
+        assert value(telemetry, "kvgate_request_ttft_seconds_sum", part="engine") == 0.3
+
+    def test_a_rejection_has_its_reason_and_no_tokens(self) -> None:
+        telemetry = Telemetry("p")
+        telemetry.ended(
+            a_record(
+                engine_id=None,
+                outcome=Outcome.REJECTED_QUEUE_FULL,
+                reason="queue_full",
+                prompt_tokens_counted=9,
+            )
+        )
+        assert value(telemetry, "kvgate_rejections_total", tenant="anonymous", reason="queue_full") == 1
+        assert value(telemetry, "kvgate_prompt_tokens_total", tenant="anonymous") is None
+
+    def test_a_request_without_outcome_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match="r1 has no outcome"):
+            Telemetry("p").ended(a_record(outcome=None))
+
+    def test_the_estimate_is_compared_with_the_truth_unless_it_was_exact(self) -> None:
+        telemetry = Telemetry("p")
+        telemetry.ended(a_record(prompt_tokens_counted=80, prompt_tokens_real=100))
+        telemetry.ended(a_record(prompt_tokens_counted=100, prompt_tokens_real=100, prompt_tokens_exact=True))
+        bucket = "kvgate_prompt_estimate_ratio_bucket"
+        assert value(telemetry, bucket, le="0.8") == 1
+        assert value(telemetry, bucket, le="0.5") == 0
+        assert value(telemetry, bucket, le="+Inf") == 1
+
+    def test_gaps_are_counted_in_their_buckets(self) -> None:
+        telemetry = busy_telemetry()
+        bucket = "kvgate_inter_token_latency_seconds_bucket"
+        assert value(telemetry, bucket, le="0.01") == 1
+        assert value(telemetry, bucket, le="0.02") == 2
+        assert value(telemetry, bucket, le="0.5") == 2
+        assert value(telemetry, bucket, le="+Inf") == 3
+        assert value(telemetry, "kvgate_inter_token_latency_seconds_sum") == pytest.approx(0.73)
+
+
+class TestBounds:
+    def test_tenants_beyond_the_cap_share_one_name(self) -> None:
+        telemetry = Telemetry("p")
+        for number in range(TENANTS_MAX + 25):
+            telemetry.granted(f"tenant-{number}", 0.0)
+        grants = families(telemetry)["kvgate_grants"].samples
+        assert len(grants) == TENANTS_MAX + 1
+        assert value(telemetry, "kvgate_grants_total", tenant=OTHER) == 25
+        telemetry.granted("tenant-0", 0.0)
+        assert value(telemetry, "kvgate_grants_total", tenant="tenant-0") == 2
+
+    def test_ten_thousand_hostile_requests_make_few_series(self) -> None:
+        telemetry = Telemetry("p")
+        for number in range(10_000):
+            record = a_record(tenant=f"t{number}", model=f"model-{number}", request_id=f"id-{number}")
+            telemetry.ended(record)
+        page = generate_latest(telemetry.registry).decode()
+        assert len([line for line in page.splitlines() if line.startswith("kvgate_")]) < 500
+        assert "model-" not in page
+        assert "id-" not in page
+
+
+class TestScrape:
+    def test_the_ledger_is_shown_as_it_is(self) -> None:
+        telemetry = busy_telemetry()
+        engine = {"engine": "http://a:1"}
+        assert value(telemetry, "kvgate_queue_depth") == 2
+        assert value(telemetry, "kvgate_queue_oldest_wait_seconds") == 1.5
+        assert value(telemetry, "kvgate_ledger_capacity_blocks", **engine) == 100
+        assert value(telemetry, "kvgate_ledger_reserved_blocks", **engine) == 40
+        assert value(telemetry, "kvgate_ledger_reserved_seqs", **engine) == 3
+        assert value(telemetry, "kvgate_ledger_reserved_prefill_tokens", **engine) == 512
+        assert value(telemetry, "kvgate_engine_kv_blocks_in_use", **engine) == 50
+        assert value(telemetry, "kvgate_ledger_drift_blocks", **engine) == 10
+        assert value(telemetry, "kvgate_engine_preemptions_total", **engine) == 7
+        assert value(telemetry, "kvgate_bypasses_total") == 4
+        assert value(telemetry, "kvgate_ledger_mode", mode="memory") == 1
+
+    def test_a_page_shows_the_snapshot_of_the_last_refresh(self) -> None:
+        queued = [5]
+        telemetry = Telemetry("p")
+        telemetry.watch(lambda: a_view(queued=queued[0]), list)
+        telemetry.refresh()
+        queued[0] = 6
+        assert value(telemetry, "kvgate_queue_depth") == 5
+        telemetry.refresh()
+        assert value(telemetry, "kvgate_queue_depth") == 6
+
+    def test_an_engine_never_seen_has_no_numbers_but_a_state(self) -> None:
+        telemetry = Telemetry("p")
+        telemetry.watch(LedgerView, lambda: [Status(state="unknown", limits=None)])
+        engine = {"engine": "http://a:1"}
+        assert value(telemetry, "kvgate_engine_up", **engine) == 0
+        assert value(telemetry, "kvgate_engine_state", state="unknown", **engine) == 1
+        assert value(telemetry, "kvgate_engine_state", state="up", **engine) == 0
+        assert value(telemetry, "kvgate_engine_preemptions_total", **engine) is None
+        assert value(telemetry, "kvgate_ledger_drift_blocks", **engine) is None
+
+    def test_the_registry_can_be_given(self) -> None:
+        registry = CollectorRegistry()
+        Telemetry("p", registry).granted("t", 1.0)
+        assert registry.get_sample_value("kvgate_grants_total", {"pool": "p", "tenant": "t"}) == 1
