@@ -172,11 +172,7 @@ async def _serve(settings: Settings, reload: Reload | None) -> int:
     app = App(settings, reload=reload)
     async with app.running():
         backends = ", ".join(settings.backends)
-        print(
-            f"kvgate {__version__} on {app.url} (admin {app.admin_url}) for {backends}",
-            file=sys.stderr,
-            flush=True,
-        )
+        log.info("kvgate %s on %s (admin %s) for %s", __version__, app.url, app.admin_url, backends)
         async with anyio.create_task_group() as tasks:
             stop = anyio.Event()
             tasks.start_soon(_signals, app, stop, tasks)

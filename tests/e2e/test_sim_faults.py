@@ -232,11 +232,13 @@ async def test_slow_metrics_hold_up_nothing_else(sim, http):
 
 
 async def test_a_frozen_engine_holds_requests_and_stays_healthy(sim, http):
+    before = (await http.get("/metrics")).text
     sim.add_fault("freeze")
     task = asyncio.create_task(http.post("/v1/completions", json=BODY))
     await until(lambda: sim.engine.jobs == 1)
     assert (await http.get("/health")).status_code == 200
     assert sim.model.counters.steps == 0
+    assert (await http.get("/metrics")).text == before
     sim.clear_faults()
     assert (await task).status_code == 200
 

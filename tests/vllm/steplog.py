@@ -3,11 +3,11 @@
 It decides nothing; it writes down what was decided. Wall time on a shared CPU is noise, but steps, blocks and
 tokens are exact, so the tests measure with this. The fields of a line are those of `steps.Step`.
 
-It can also pace the engine: a step of the tiny model takes 4 ms, one of a model in use 10 to 30 ms, and how many
-steps pass during an HTTP round trip must not be a matter of the model's size. The wait uses no CPU, as a GPU's.
+It can also pace the engine: a step of the tiny model takes 4 ms, one of a model in use 10 to 30 ms, and how
+many steps pass during an HTTP round trip must not depend on the model's size. The wait uses no CPU, as a GPU's.
 
-vLLM takes it by `--scheduler-cls steplog.LoggingScheduler`; `$KVGATE_STEPLOG` is the file to append to, and the
-file of that name with `.pace` added holds the least time of a step, in seconds, while there is one.
+vLLM takes it by `--scheduler-cls steplog.LoggingScheduler`. `$KVGATE_STEPLOG` is the file to append to; the file
+of that name with `.pace` added holds the least time of a step, in seconds, while there is one.
 """
 
 from __future__ import annotations

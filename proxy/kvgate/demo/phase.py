@@ -15,6 +15,8 @@ import aiohttp
 from kvgate.load import EngineWatch, LoadRun, Patience, Report, StreamRecord, Workload, report
 
 _LEDGER_INTERVAL_S = 0.2
+_SETTLE_LOOKS = 10
+"""Two seconds: a release follows the last byte of a stream within milliseconds."""
 _LEDGER_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _PATIENCE = Patience(stream_s_max=7200.0)
 """The longest demo is an hour; its streams may wait for most of it."""
@@ -38,6 +40,20 @@ class LedgerWatch:
             while True:
                 await self._look(http)
                 await asyncio.sleep(_LEDGER_INTERVAL_S)
+
+    async def settle(self) -> None:
+        """Look until nothing is reserved and nobody waits, for two seconds at the most."""
+        async with aiohttp.ClientSession(timeout=_LEDGER_TIMEOUT) as http:
+            for _ in range(_SETTLE_LOOKS):
+                await self._look(http)
+                if self.is_empty:
+                    return
+                await asyncio.sleep(_LEDGER_INTERVAL_S)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the latest look found everything given back."""
+        return bool(self.reserved_blocks) and not any(self.reserved_blocks.values()) and not self.queued
 
     async def _look(self, http: aiohttp.ClientSession) -> None:
         try:
@@ -90,4 +106,6 @@ class Phase:
             for each in watching:
                 each.cancel()
         await self.watch.look()
+        if self.ledger is not None:
+            await self.ledger.settle()
         return report(records, self.watch.samples)

@@ -77,7 +77,7 @@ async def _demo(plan: DemoPlan, console: Console) -> Result:
     )
     direct = await _direct(plan, workload, console)
     kvgate, ledger = await _through_kvgate(plan, workload, console)
-    return judge(plan, direct, kvgate, ledger.reservations_max)
+    return judge(plan, direct, kvgate, ledger)
 
 
 async def _direct(plan: DemoPlan, workload: Workload, console: Console) -> Report:

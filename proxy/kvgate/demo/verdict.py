@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from kvgate.demo.phase import LedgerWatch
     from kvgate.demo.plan import DemoPlan
     from kvgate.load import Report
 
@@ -35,17 +34,15 @@ class Result:
         return all(claim.holds for claim in self.claims)
 
 
-def judge(plan: DemoPlan, direct: Report, kvgate: Report, reservations_max: Mapping[str, int]) -> Result:
-    """Hold the claims of the demo against two reports; `reservations_max` is by engine, from the ledger."""
-    return Result(plan, direct, kvgate, tuple(_claims(plan, direct, kvgate, reservations_max)))
+def judge(plan: DemoPlan, direct: Report, kvgate: Report, ledger: LedgerWatch) -> Result:
+    """Hold the claims of the demo against two reports and what was seen of the ledger."""
+    return Result(plan, direct, kvgate, tuple(_claims(plan, direct, kvgate, ledger)))
 
 
-def _claims(
-    plan: DemoPlan, direct: Report, kvgate: Report, reservations_max: Mapping[str, int]
-) -> list[Claim]:
+def _claims(plan: DemoPlan, direct: Report, kvgate: Report, ledger: LedgerWatch) -> list[Claim]:
     fits, offered = plan.fits_per_engine, plan.offered
-    reserved = max(reservations_max.values(), default=0)
     most = [max(engine.running_max, engine.in_flight_max) for engine in kvgate.engines.values()]
+    reserved = max(ledger.reservations_max.values(), default=0)
     return [
         Claim(
             "sent directly, the engines preempt and streams freeze",
@@ -66,5 +63,10 @@ def _claims(
             f"through kvgate no engine ever has more than the {fits} sessions that fit",
             len(most) == plan.engines and max(most) <= fits,
             f"at most {max(most, default=0)} in an engine, {reserved} reserved",
+        ),
+        Claim(
+            "in the end kvgate holds nothing",
+            ledger.is_empty,
+            f"{sum(ledger.reserved_blocks.values())} blocks reserved, {ledger.queued} waiting",
         ),
     ]

@@ -34,6 +34,8 @@ _GENERATING = {
     "/v1/messages": Kind.MESSAGE,
     "/v1/embeddings": Kind.EMBEDDING,
 }
+_STANDS_STILL = frozenset((Fault.METRICS_STALE, Fault.FREEZE))
+"""Faults under which `/metrics` repeats itself; a frozen vLLM writes no gauges."""
 _SCALE_OUT = (
     "/v1/chat/completions/render",
     "/v1/completions/render",
@@ -162,7 +164,7 @@ class SimApp:
         slow = faults.get(Fault.METRICS_SLOW)
         if slow and not await self._still_there_after(exchange, slow):
             return
-        page = self._stale_page if Fault.METRICS_STALE in faults else self._page()
+        page = self._stale_page if faults.keys() & _STANDS_STILL else self._page()
         if Fault.METRICS_MISSING in faults:
             page = "".join(line for line in page.splitlines(keepends=True) if "vllm:" not in line)
         content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -266,7 +268,7 @@ class SimApp:
         """As `POST /sim/faults`. Raises `ValueError` for a fault there is not."""
         strike = parse_strike(text)
         self.faults.add(strike, count)
-        if strike.fault is Fault.METRICS_STALE:
+        if strike.fault in _STANDS_STILL:
             self._stale_page = self._page()
         if strike.fault is Fault.FREEZE:
             self.engine.freeze()

@@ -39,7 +39,7 @@ def sibling(mark: int, index: int) -> int:
 
 def natural_length(mark: int) -> int:
     """Tokens until the model would stop by itself, the end-of-sequence token included."""
-    draw = Random(mark).gauss(0.0, LENGTH_SIGMA)
+    draw = Random(mark).gauss(0.0, LENGTH_SIGMA)  # noqa: S311 -- repeatable, not secret
     return max(1, round(LENGTH_MEDIAN * exp(draw)))
 
 

@@ -259,7 +259,7 @@ async def serve(**options: Unpack[SimOptions]) -> None:
 
 def run(**options: Unpack[SimOptions]) -> None:
     """Serve until SIGTERM or Ctrl-C, then return. Options and errors as `serve`."""
-    import uvloop
+    import uvloop  # noqa: PLC0415 -- only where a process of its own is run
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(**options))

@@ -293,8 +293,9 @@ class TestChat:
         assert measured.utf8_bytes >= len(json.dumps(TOOL, separators=(",", ":")))
 
     def test_text_cannot_hide_behind_a_media_key_of_its_message(self):
-        message = {"role": "user", "content": "t" * 5000, "image_url": "x"}
-        assert size(Endpoint.CHAT, messages=[message]).utf8_bytes >= 5000
+        for field in ("content", "reasoning", "tool_calls"):
+            message = {"role": "user", field: "t" * 5000, "image_url": "x"}
+            assert size(Endpoint.CHAT, messages=[message]).utf8_bytes >= 5000, field
 
     def test_nested_content_is_bounded_in_depth_and_still_counts(self):
         content: object = "t" * 5000
@@ -518,7 +519,7 @@ class TestAudio:
         assert request.max_tokens == 12
 
     def test_what_looks_like_a_field_in_a_file_is_none(self):
-        request = parse(Endpoint.AUDIO, form(self.FILE), FORM_TYPE)
+        request = parse(Endpoint.AUDIO, form(self.FILE, ('name="model"; filename="m"', b"evil")), FORM_TYPE)
         assert isinstance(request, InferenceRequest)
         assert request.model is None
 

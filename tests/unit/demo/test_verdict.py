@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvgate.demo.phase import LedgerWatch
 from kvgate.demo.plan import plan_for
 from kvgate.demo.verdict import judge
 from kvgate.demo.view import closing
@@ -42,10 +43,11 @@ DIRECT = report(
     recomputed_tokens=6920,
 )
 GOOD = report()
+LEDGER = LedgerWatch("http://admin", {"http://a": 0, "http://b": 0}, 0, {"http://a": 12, "http://b": 12})
 
 
 def test_as_claimed():
-    assert judge(PLAN, DIRECT, GOOD, {"http://a": 12}).ok
+    assert judge(PLAN, DIRECT, GOOD, LEDGER).ok
 
 
 @pytest.mark.parametrize(
@@ -62,35 +64,47 @@ def test_as_claimed():
     ],
 )
 def test_each_claim_can_fail_alone(direct, kvgate, broken):
-    result = judge(PLAN, direct, kvgate, {})
-    assert [not claim.holds for claim in result.claims] == [n == broken for n in range(4)]
+    result = judge(PLAN, direct, kvgate, LEDGER)
+    assert [not claim.holds for claim in result.claims] == [n == broken for n in range(5)]
     assert not result.ok
     assert result.claims[broken].text in " ".join(meaning(result)) or broken == 0
 
 
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        LedgerWatch("http://admin", {"http://a": 0, "http://b": 10}),
+        LedgerWatch("http://admin", {"http://a": 0}, queued=1),
+        LedgerWatch("http://admin"),
+    ],
+)
+def test_what_is_not_given_back_or_never_seen_is_no_success(ledger):
+    assert not judge(PLAN, DIRECT, GOOD, ledger).claims[4].holds
+
+
 def test_a_failed_run_is_not_praised():
-    text = " ".join(meaning(judge(PLAN, DIRECT, report(frozen=3), {})))
+    text = " ".join(meaning(judge(PLAN, DIRECT, report(frozen=3), LEDGER)))
     assert "Not as claimed" in text
     assert "3 frozen" in text
     assert "None of" not in text
 
 
 def test_the_text_says_what_does_not_improve():
-    text = " ".join(meaning(judge(PLAN, DIRECT, report(makespan_s=29.9, ttft_p50_s=7.1), {})))
+    text = " ".join(meaning(judge(PLAN, DIRECT, report(makespan_s=29.9, ttft_p50_s=7.1), LEDGER)))
     assert "Total time: 15% longer through kvgate" in text
     assert "first token: about the same" in text
     assert "simulated" in text
 
 
 def test_hidden_freezes_are_only_called_hidden_when_they_are():
-    hidden = meaning(judge(PLAN, DIRECT, GOOD, {}))[0]
-    shown = meaning(judge(PLAN, replace(DIRECT, itl_p99_s=3.0), GOOD, {}))[0]
-    assert "does not show it" in hidden
-    assert "does not show it" not in shown
+    hidden = meaning(judge(PLAN, DIRECT, GOOD, LEDGER))[0]
+    shown = meaning(judge(PLAN, replace(DIRECT, itl_p99_s=3.0), GOOD, LEDGER))[0]
+    assert "hides it" in hidden
+    assert "hides it" not in shown
 
 
 def test_the_table_has_both_sides():
-    result = judge(PLAN, DIRECT, GOOD, {})
+    result = judge(PLAN, DIRECT, GOOD, LEDGER)
     better = {row.name: (row.direct, row.kvgate) for row in better_rows(result)}
     same = {row.name: (row.direct, row.kvgate) for row in same_rows(result)}
     assert better["preemptions"] == ("32", "0")
@@ -104,7 +118,7 @@ def test_the_table_has_both_sides():
 
 def test_unknown_is_a_dash_not_a_zero():
     unknown = replace(GOOD, recomputed_tokens=None, ttft_p50_s=None, engines={})
-    result = judge(PLAN, DIRECT, unknown, {})
+    result = judge(PLAN, DIRECT, unknown, LEDGER)
     rows = {row.name: row.kvgate for row in [*better_rows(result), *same_rows(result)]}
     assert rows["tokens computed twice"] == rows["to first token, p50"] == "–"
     assert rows["most running at once"] == rows["KV cache in use, mean"] == "–"
@@ -136,7 +150,7 @@ def test_the_closing_fits_and_ends_with_the_verdict(width):
         Console(file=written, width=width, color_system=None, legacy_windows=False).print(closing(result))
         return written.getvalue()
 
-    good = printed(judge(PLAN, DIRECT, GOOD, {}))
+    good = printed(judge(PLAN, DIRECT, GOOD, LEDGER))
     assert max(cell_len(each) for each in good.splitlines()) <= width
     assert good.rstrip().endswith("\nAs claimed.")
-    assert printed(judge(PLAN, GOOD, DIRECT, {})).rstrip().endswith("\nNOT as claimed.")
+    assert printed(judge(PLAN, GOOD, DIRECT, LEDGER)).rstrip().endswith("\nNOT as claimed.")
