@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     UPSTREAM_FAILED = "upstream_failed"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     CLIENT_GONE = "client_gone"
+    INTERNAL_ERROR = "internal_error"
+    """A bug of kvgate; the log has the traceback."""
 
 
 @dataclass(frozen=True, slots=True)

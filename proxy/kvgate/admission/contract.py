@@ -36,6 +36,7 @@ class Reason(StrEnum):
     TOO_LARGE = "too_large"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    INTERNAL_ERROR = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)

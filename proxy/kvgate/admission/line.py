@@ -80,7 +80,10 @@ class Admission:
         priced = await self._pricer.price(request, call.tenant)
         if isinstance(priced, Answer):
             return Ended(Outcome.REJECTED_NEVER_FITS, priced)
-        passage = self._passage(request, call, reply, record, priced)
+        try:
+            passage = self._passage(request, call, reply, record, priced)
+        except ValueError:
+            return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_limit())
         ask = Ask(uuid.uuid4().hex, call.tenant.name, priced.costs, call.tenant.queue_depth_max)
         while True:
             grant = await self._wait_for_grant(ask, passage)
@@ -104,7 +107,10 @@ class Admission:
     def _passage(
         self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord, priced: Priced
     ) -> Passage:
-        """Everything the attempts need; the body is rewritten here, once, if the limit changed."""
+        """Everything the attempts need; the body is rewritten here, once, if the limit changed.
+
+        Raises ValueError when the limit cannot be written.
+        """
         facts: list[Header] = []
         body = call.body
         limit = priced.budget.rewrite

@@ -65,6 +65,20 @@ def unknown_model(model: str | None) -> Answer:
     )
 
 
+def internal_error() -> Answer:
+    return Answer(
+        Reason.INTERNAL_ERROR,
+        "kvgate itself failed on this request; its log has the details under the x-request-id. Please report it.",
+    )
+
+
+def unwritable_limit() -> Answer:
+    return Answer(
+        Reason.BAD_REQUEST,
+        "The body is nested too deeply for an output limit to be written into it. Send max_tokens, or nest less.",
+    )
+
+
 def upstream_failed() -> Answer:
     return Answer(
         Reason.UPSTREAM_FAILED,

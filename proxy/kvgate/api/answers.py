@@ -56,6 +56,7 @@ RULES: dict[Reason, Rule] = {
     Reason.TOO_LARGE: Rule(413, "request_too_large"),
     Reason.NOT_FOUND: Rule(404, "not_found"),
     Reason.METHOD_NOT_ALLOWED: Rule(405, "method_not_allowed"),
+    Reason.INTERNAL_ERROR: Rule(500, "internal_error", should_retry=False),
 }
 
 OPENAI_TYPES = {

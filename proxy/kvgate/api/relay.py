@@ -7,13 +7,14 @@ engine's time. The client's leaving cancels the line; the line gives back what i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import anyio
 
-from kvgate.admission import Answer, Ended, Header
+from kvgate.admission import Answer, Ended, Header, said
 from kvgate.api.answers import render
 from kvgate.api.dialects import terminal_event
 from kvgate.api.headers import response_headers
@@ -22,6 +23,8 @@ from kvgate.clock import Clock
 from kvgate.sse import SSEMeter
 from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.types import Outcome
+
+log = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -87,13 +90,21 @@ class Relay:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, receive, tasks.cancel_scope)
-                ended = await self._serve(reply)
+                ended = await self._served(reply)
                 self._record.outcome = ended.outcome
                 if ended.answer is not None:
                     await self._say(ended.answer, ended.meter, reply)
                 tasks.cancel_scope.cancel()
         finally:
             self._record.total_s = self._clock.monotonic() - arrived_s
+
+    async def _served(self, reply: ASGIReply) -> Ended:
+        """A bug of ours is an answer like any other, and never another client's trouble."""
+        try:
+            return await self._serve(reply)
+        except Exception:
+            log.exception("request %s failed", self._record.request_id)
+            return Ended(Outcome.INTERNAL_ERROR, said.internal_error())
 
     async def _say(self, answer: Answer, meter: SSEMeter | None, reply: ASGIReply) -> None:
         self._record.reason = answer.reason.value

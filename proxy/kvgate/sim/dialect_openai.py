@@ -13,6 +13,7 @@ from kvgate.sim.exchange import compact
 
 if TYPE_CHECKING:
     from kvgate.sim.generation import Generation
+    from kvgate.sim.jobs import Progress
 
 _NO_EXTRAS: dict[str, Any] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
@@ -174,9 +175,10 @@ class Embedding(Dialect):
     def chunk(self, index: int, text: str, finish: str | None) -> str:
         raise NotImplementedError(f"embeddings are not streamed: {index}, {text!r}, {finish}")
 
-    closing = Dialect.preamble
+    def closing(self) -> str:
+        return ""
 
-    def feed(self, progress: Any) -> str:
+    def feed(self, progress: Progress) -> str:
         self.tokens[progress.index] += progress.tokens
         self.finish[progress.index] = progress.finish
         return ""

@@ -28,6 +28,7 @@ EXPECTED = {
     Reason.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Reason.NOT_FOUND: (404, "invalid_request_error", "not_found_error"),
     Reason.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "invalid_request_error"),
+    Reason.INTERNAL_ERROR: (500, "server_error", "api_error"),
 }
 
 
@@ -64,7 +65,7 @@ def test_headers_of_all(reason: Reason):
     assert headers["x-kvgate-reason"] == reason.value
     assert headers["x-request-id"] == "id-1"
     assert headers["content-type"] == "application/json"
-    assert ("x-should-retry" in headers) is (reason is Reason.NEVER_FITS)
+    assert ("x-should-retry" in headers) is (reason in {Reason.NEVER_FITS, Reason.INTERNAL_ERROR})
     assert ("www-authenticate" in headers) is (reason is Reason.UNAUTHORIZED)
     assert "retry-after" not in headers
 
