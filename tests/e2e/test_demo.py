@@ -98,7 +98,7 @@ def test_ctrl_c_while_starting_and_while_running_ends_everything(processes):
 
 
 def test_ctrl_c_with_kvgate_running_ends_everything():
-    with _demo("--seconds", "30", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+    with _demo("--seconds", "20", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
         children = _children_when(demo, 3)
         demo.send_signal(signal.SIGINT)
         demo.wait()
@@ -116,9 +116,10 @@ def test_sigterm_ends_everything():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
-def test_killed_outright_it_takes_its_children_along():
-    with _demo("--seconds", "120", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
-        children = _children_when(demo, 2)
+@pytest.mark.parametrize(("seconds", "processes"), [("120", 1), ("120", 2), ("20", 3)])
+def test_killed_outright_it_takes_its_children_along(seconds, processes):
+    with _demo("--seconds", seconds, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+        children = _children_when(demo, processes)
         demo.kill()
         demo.wait()
     _assert_gone(children)
@@ -127,17 +128,22 @@ def test_killed_outright_it_takes_its_children_along():
 def test_a_terminal_gets_a_live_picture_and_its_cursor_back():
     terminal, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "LINES": "30"}
-    with _demo("--seconds", "120", stdin=slave, stdout=slave, stderr=slave, env=environment) as demo:
-        os.close(slave)
-        seen = b""
-        while b"in use" not in seen:
-            seen += os.read(terminal, 65536)
-        demo.send_signal(signal.SIGINT)
-        seen += _read_to_end(terminal)
-        demo.wait()
+    demo = psutil.Popen(
+        [*COMMAND, "--seconds", "120"], env=environment, preexec_fn=lambda: os.login_tty(slave)
+    )
+    os.close(slave)
+    seen = b""
+    while b"in use" not in seen:
+        seen += os.read(terminal, 65536)
+    children = demo.children(recursive=True)
+    os.write(terminal, b"\x03")  # Ctrl-C as typed: the terminal signals everyone in the foreground
+    seen += _read_to_end(terminal)
+    demo.wait()
     assert demo.returncode == 130
     assert b"\x1b[?25l" in seen
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
+    assert len(children) == 2
+    _assert_gone(children)
 
 
 def _read_to_end(terminal: int) -> bytes:
@@ -156,4 +162,4 @@ def _read_to_end(terminal: int) -> bytes:
 def test_a_length_that_makes_no_sense_is_refused():
     ended = subprocess.run([*COMMAND, "--seconds", "10"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "15 to 3600" in ended.stderr
+    assert "15" in ended.stderr

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvgate.demo import run
 from kvgate.demo.plan import SECONDS_MAX, SECONDS_MIN, DemoPlan, plan_for
 from kvgate.sim.profiles import find_profile
 from kvgate_policies.engine_model import EngineModel
@@ -58,3 +59,9 @@ def test_the_length_changes_only_the_speed():
 def test_other_lengths_are_refused(seconds):
     with pytest.raises(ValueError, match="15 to 3600"):
         plan_for(seconds)
+
+
+@pytest.mark.parametrize("seconds", [3, 4000])
+def test_the_demo_says_so_and_starts_nothing(seconds, capsys):
+    assert run(seconds=seconds) == 2
+    assert "15 to 3600" in capsys.readouterr().err
