@@ -217,6 +217,7 @@ def _server(app: object) -> _Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who the client is, is never taken from what anyone can write into a header
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(SERVER_STOP_S),
         backlog=BACKLOG,

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Self
+from typing import Any, Self, cast
 
 Headers = Sequence[tuple[str, str]]
 
@@ -226,8 +226,7 @@ class _Link(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by duck type
         self._number = self._up.connections_total
         self._up.connections_total += 1
         self._up._links.add(self)

@@ -98,7 +98,12 @@ class Attempt:
         held.sent()
         try:
             response = await self._upstream.handle_async_request(self._request(target, passage))
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol):
+        except (
+            httpx.PoolTimeout
+        ):  # our own bound on connections: no fault of the engine, but no use to try now
+            held.refused()
+            return await self._again(held, Trouble.BUSY)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol):
             held.refused()
             return await self._again(held, Trouble.CONNECT)
         except httpx.TimeoutException:
@@ -123,7 +128,8 @@ class Attempt:
             headers=[*passage.call.headers, *((k.encode(), v.encode()) for k, v in target.headers.items())],
             content=passage.body,
             extensions={
-                "timeout": {"connect": self._timeouts.connect_s, "read": read_s, "write": None, "pool": None}
+                "timeout": {"connect": self._timeouts.connect_s, "read": read_s, "write": None, "pool": None},
+                "first_read": None,  # bounded by `run`
             },
         )
 
@@ -174,11 +180,8 @@ class Attempt:
         self, opened: _Opened, held: Holding, passage: Passage
     ) -> _Opened | Ended | Again:
         """Read a JSON answer whole, if it is not too large, so that an empty one can still be retried."""
-        rate = self._settings.prefill_tokens_max
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_prefill_over, held, passage.priced.count.total / rate)
-            await opened.read_up_to(self._settings.answer_bytes_inspected_max)
-            tasks.cancel_scope.cancel()
+        held.first_token_after(passage.priced.count.total / self._settings.prefill_tokens_max)
+        await opened.read_up_to(self._settings.answer_bytes_inspected_max)
         if opened.response.status_code != 200 or not opened.complete or not opened.is_json:
             return opened
         verdict = inspect_json(passage.request.endpoint, opened.head)
@@ -353,12 +356,6 @@ async def _close(response: httpx.Response) -> None:
     """Close the upstream connection, whatever is going on: that is how the engine learns to stop."""
     with anyio.CancelScope(shield=True):
         await response.aclose()
-
-
-async def _prefill_over(held: Holding, after_s: float) -> None:
-    """A JSON answer shows no first token: give the prefill part back when it should be computed."""
-    await anyio.sleep(after_s)
-    await held.first_token()
 
 
 __all__ = ["Again", "Answer", "Attempt", "Passage"]

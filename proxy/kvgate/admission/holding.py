@@ -36,6 +36,8 @@ class Holding:
         self._cost = grant.cost
         self._computing = False
         self._released = False
+        self._prefill_timer: asyncio.TimerHandle | None = None
+        self._prefill_over: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,6 +63,17 @@ class Holding:
         if self._cost.prefill_tokens and not self._released:
             await self._renew(replace(self._cost, prefill_tokens=0))
 
+    def first_token_after(self, after_s: float) -> None:
+        """A JSON answer shows no first token: give the prefill part back when it should be computed.
+
+        A timer, not a task that sleeps: nearly every answer is there before it.
+        """
+        loop = asyncio.get_running_loop()
+        self._prefill_timer = loop.call_later(after_s, self._begin_first_token)
+
+    def _begin_first_token(self) -> None:
+        self._prefill_over = asyncio.create_task(self.first_token())
+
     async def correct(self, cost: KVCost) -> None:
         """The prompt turned out larger than it was counted."""
         if not self._released:
@@ -79,5 +92,6 @@ class Holding:
 
     async def _release(self) -> None:
         self._released = True
+        await self._end_prefill_timer()
         with anyio.move_on_after(RELEASE_S_MAX):
             await self._ledger.release(self.grant.request_id)

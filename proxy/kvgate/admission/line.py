@@ -12,6 +12,7 @@ Cancelling `serve` is the client's leaving; every await here may be the last one
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from dataclasses import replace
 
@@ -61,6 +62,8 @@ class Admission:
         self._attempt = Attempt(engines, upstream, telemetry, clock, settings)
         self._grants = GrantRate()
         self._waiting: dict[str, tuple[InferenceRequest, Call]] = {}
+        self._process = uuid.uuid4().hex
+        self._asked = itertools.count()
 
     async def serve(
         self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord
@@ -84,7 +87,7 @@ class Admission:
             passage = self._passage(request, call, reply, record, priced)
         except ValueError:
             return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_limit())
-        ask = Ask(uuid.uuid4().hex, call.tenant.name, priced.costs, call.tenant.queue_depth_max)
+        ask = Ask(self._next_id(), call.tenant.name, priced.costs, call.tenant.queue_depth_max)
         while True:
             grant = await self._wait_for_grant(ask, passage)
             if isinstance(grant, Ended):
@@ -225,6 +228,10 @@ class Admission:
             priced = await self._pricer.price(request, call.tenant)
             if isinstance(priced, Priced):
                 await self._ledger.reprice(request_id, priced.costs)
+
+    def _next_id(self) -> str:
+        """For the ledger: no other request of any process has it."""
+        return f"{self._process}-{next(self._asked)}"
 
     def _left_s(self, call: Call, bound_s: float) -> float:
         return call.arrived_s + bound_s - self._clock.monotonic()

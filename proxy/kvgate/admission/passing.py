@@ -63,8 +63,10 @@ class Passing:
         )
         try:
             response = await self._upstream.handle_async_request(request)
-        except httpx.TransportError:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             await self._engines.report(target.engine_id, Trouble.CONNECT)
+            return None
+        except httpx.TransportError:
             return None
         try:
             if response.status_code == 404 and not pass_404:

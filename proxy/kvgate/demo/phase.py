@@ -108,4 +108,4 @@ class Phase:
         await self.watch.look()
         if self.ledger is not None:
             await self.ledger.settle()
-        return report(records, self.watch.samples)
+        return report(records, self.watch.samples, self._load.stalls)

@@ -59,7 +59,17 @@ def offer_text(plan: DemoPlan) -> str:
 
 def meaning(result: Result) -> list[str]:
     """What the numbers mean, one paragraph each."""
-    return [_direct_text(result), _kvgate_text(result), _unchanged_text(result.direct, result.kvgate)]
+    direct, kvgate = result.direct, result.kvgate
+    texts = [_direct_text(result), _kvgate_text(result), _unchanged_text(direct, kvgate)]
+    stalled_s = direct.client_stalled_s + kvgate.client_stalled_s
+    return [*texts, _stalled_text(stalled_s)] if stalled_s else texts
+
+
+def _stalled_text(stalled_s: float) -> str:
+    return (
+        f"This machine was too busy to run the demo itself for {seconds(stalled_s)} in all. That time is taken out "
+        f"of the gaps between tokens, and of nothing else."
+    )
 
 
 def _direct_text(result: Result) -> str:

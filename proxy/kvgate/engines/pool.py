@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvgate.clock import Clock
     from kvgate.config.settings import Settings
+    from kvgate.engines.capacity import Discovered
     from kvgate.engines.base import Target, Trouble
     from kvgate.engines.engine import Engine
     from kvgate.engines.status import BackendReport, EngineStatus
@@ -66,6 +67,9 @@ class EnginePool:
         self._backends: dict[str, Backend] = {}
         self._probing: asyncio.TaskGroup | None = None
         self._shapes: frozenset[EngineShape] = frozenset()
+        """Those that admission was told of last."""
+        self._shapes_found: frozenset[EngineShape] = frozenset()
+        self._shapes_from: tuple[Discovered | None, ...] = ()
         self._turn = 0
         self._users = 0
         for url in settings.backends:
@@ -74,8 +78,13 @@ class EnginePool:
     # What admission asks ----------------------------------------------------------------------------------
 
     def shapes(self) -> frozenset[EngineShape]:
-        found = (engine.found for engine in self._engines())
-        return frozenset(one.shape for one in found if one is not None and one.shape is not None)
+        found = tuple(engine.found for engine in self._engines())
+        if found != self._shapes_from:  # the same objects from probe to probe, mostly: cheap to compare
+            self._shapes_found = frozenset(
+                one.shape for one in found if one is not None and one.shape is not None
+            )
+            self._shapes_from = found
+        return self._shapes_found
 
     def available(self) -> frozenset[str]:
         return frozenset(engine.id for engine in self._engines() if engine.state in IN_USE)

@@ -30,7 +30,7 @@ class Refusal(StrEnum):
 
     QUEUE_FULL = "queue_full"
     NO_ENGINE = "no_engine"
-    """No engine accepts work at the moment."""
+    """No engine is known, apart from those to be avoided."""
     NEVER_FITS = "never_fits"
     """Larger than the whole of every engine it is priced for."""
     DRAINING = "draining"

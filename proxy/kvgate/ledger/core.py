@@ -8,8 +8,8 @@ What a `reserve` is answered, in this order:
 
 1. the reason given to `close`, once closed;
 2. `NEVER_FITS`, when it is priced for a known engine, accepting or not, and none of those covers it;
-3. `NO_ENGINE`, when no engine accepts work except those it avoids. One that queues again keeps its place
-   through a pause of the whole pool, so it is refused only if there is no other engine at all;
+3. `NO_ENGINE`, when no engine is known except those it avoids. One that does not accept work at the moment
+   (busy, down, draining) is waited for; whether that is worth while is for the caller to judge, who knows why;
 4. `QUEUE_FULL`, when the queue was at its bound and the grant loop did not let it start at once. One that
    queues again is not refused for this.
 
@@ -172,9 +172,8 @@ class LedgerCore:
             return self._closed
         if _never_fits(ask.costs, self._book.known):
             return Refusal.NEVER_FITS
-        again = ask.seq is not None
-        others = (use.limits for use in self._book.uses() if use.limits.engine_id not in ask.avoid)
-        return None if any(limits.accepting or again for limits in others) else Refusal.NO_ENGINE
+        known = (use.limits.engine_id for use in self._book.uses())
+        return Refusal.NO_ENGINE if all(engine_id in ask.avoid for engine_id in known) else None
 
     def _enqueue(self, ask: Ask, now_s: float) -> Entry:
         seq = self._seq_next if ask.seq is None else ask.seq

@@ -7,6 +7,7 @@ meanwhile; `report` computes the numbers from both.
 from __future__ import annotations
 
 from kvgate.load.client import LoadRun, Patience, offer
+from kvgate.load.heartbeat import Stall
 from kvgate.load.records import StreamEnd, StreamRecord
 from kvgate.load.report import EngineReport, Report, report
 from kvgate.load.watch import EngineSample, EngineWatch
@@ -21,6 +22,7 @@ __all__ = [
     "PromptKind",
     "Report",
     "Session",
+    "Stall",
     "StreamEnd",
     "StreamRecord",
     "Workload",

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from kvgate.load.events import EventSplitter, Progress, read_event
+from kvgate.load.heartbeat import Heartbeat
 from kvgate.load.records import StreamEnd, StreamRecord, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from kvgate.load.heartbeat import Stall
     from kvgate.load.workload import Workload
 
 _JSON = {"content-type": "application/json"}
@@ -63,10 +65,24 @@ class LoadRun:
             raise ValueError(msg)
         self._patience = patience or Patience()
         self._clock_s = clock_s
+        self._heartbeat = Heartbeat(clock_s)
         self.records: list[StreamRecord] = []
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """When this process itself stood still so far."""
+        return self._heartbeat.stalls
 
     async def run(self) -> list[StreamRecord]:
         """Send everything and return the records in the workload's order, when the last stream has ended."""
+        beating = asyncio.create_task(self._heartbeat.beat())
+        try:
+            await self._send_all()
+        finally:
+            beating.cancel()
+        return sorted(self.records, key=lambda record: record.index)
+
+    async def _send_all(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience.connect_s_max)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         todo = iter(range(len(self._workload.sessions)))
@@ -76,7 +92,6 @@ class LoadRun:
         ):
             for _ in range(min(self._concurrency, len(self._workload.sessions))):
                 clients.create_task(self._client(http, todo))
-        return sorted(self.records, key=lambda record: record.index)
 
     async def _client(self, http: aiohttp.ClientSession, todo: Iterator[int]) -> None:
         for index in todo:

@@ -9,6 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvgate.load.heartbeat import Stall
 
 
 class StreamEnd(StrEnum):
@@ -55,15 +61,14 @@ class StreamRecord:
     def ttft_s(self) -> float | None:
         return self.token_times_s[0] - self.sent_s if self.token_times_s else None
 
-    @property
-    def gaps_s(self) -> list[float]:
-        """Seconds between one token and the next."""
-        return [later - earlier for earlier, later in pairwise(self.token_times_s)]
+    def gaps_s(self, stalls: Sequence[Stall] = ()) -> list[float]:
+        """Seconds between one token and the next, less those in which the client itself stood still."""
+        return [_gap_s(earlier, later, stalls) for earlier, later in pairwise(self.token_times_s)]
 
-    @property
-    def longest_gap_s(self) -> float | None:
-        """None for a stream of fewer than two tokens."""
-        return max(self.gaps_s, default=None)
+
+def _gap_s(start_s: float, end_s: float, stalls: Sequence[Stall]) -> float:
+    overlaps = (min(end_s, stall.end_s) - max(start_s, stall.start_s) for stall in stalls)
+    return end_s - start_s - sum(overlap for overlap in overlaps if overlap > 0)
 
 
 def end_of(record: StreamRecord, *, saw_done: bool) -> StreamEnd:

@@ -19,6 +19,7 @@ from kvgate.load.records import StreamEnd, StreamRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvgate.load.heartbeat import Stall
     from kvgate.load.watch import EngineSample
 
 FREEZE_STEPS = 20
@@ -69,6 +70,8 @@ class Report:
     """A gap above this is a freeze."""
     frozen: int
     """Streams with at least one freeze."""
+    client_stalled_s: float
+    """Time in which the client itself stood still, taken out of the gaps."""
     engines: dict[str, EngineReport]
     """By URL."""
     preemptions: int
@@ -79,14 +82,18 @@ class Report:
         return self.offered - self.completed
 
 
-def report(records: Sequence[StreamRecord], samples: Sequence[EngineSample] = ()) -> Report:
-    """Compute everything. The first and last sample of an engine give its counters before and after.
+def report(
+    records: Sequence[StreamRecord], samples: Sequence[EngineSample] = (), stalls: Sequence[Stall] = ()
+) -> Report:
+    """Compute everything.
 
-    Raises ValueError without a record, or for a record whose stream has not ended.
+    The first and last sample of an engine give its counters before and after. The client's own stalls are taken
+    out of the gaps, and out of nothing else. Raises ValueError without a record, or for a stream that has not ended.
     """
     start_s, end_s = span_s(records)
-    gaps = pooled_gaps_s(records)
-    longest = [gap for record in records if (gap := record.longest_gap_s) is not None]
+    by_stream = [record.gaps_s(stalls) for record in records]
+    gaps = [gap for stream in by_stream for gap in stream]
+    longest = [max(stream) for stream in by_stream if stream]
     ttfts = [ttft for record in records if (ttft := record.ttft_s) is not None]
     ends = Counter(record.end for record in records)
     freeze_gap_s = freeze_gap(gaps)
@@ -108,6 +115,7 @@ def report(records: Sequence[StreamRecord], samples: Sequence[EngineSample] = ()
         longest_gap_max_s=max(longest, default=None),
         freeze_gap_s=freeze_gap_s,
         frozen=frozen_streams(longest, freeze_gap_s),
+        client_stalled_s=sum(stall.length_s for stall in stalls),
         engines=engines,
         preemptions=sum(engine.preemptions for engine in engines.values()),
         recomputed_tokens=_total_recomputed(engines.values()),
@@ -127,10 +135,6 @@ def span_s(records: Sequence[StreamRecord]) -> tuple[float, float]:
         msg = f"{len(records) - len(ends)} of {len(records)} streams have not ended: nothing to report yet"
         raise ValueError(msg)
     return min(record.sent_s for record in records), max(ends)
-
-
-def pooled_gaps_s(records: Iterable[StreamRecord]) -> list[float]:
-    return [gap for record in records for gap in record.gaps_s]
 
 
 def freeze_gap(gaps_s: Sequence[float], gap_s_min: float = FREEZE_GAP_S_MIN) -> float | None:

@@ -33,6 +33,7 @@ CHATTY = ("httpx", "httpcore", "uvicorn.error", "asyncio")
 """Libraries that write a line for each probe: theirs are kept from WARNING on, except at level debug."""
 
 _requests = logging.getLogger("kvgate.request")
+_encode = json.JSONEncoder(default=str, ensure_ascii=True).encode
 
 
 class JSONFormatter(logging.Formatter):
@@ -48,7 +49,7 @@ class JSONFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=True)
+        return _encode(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -99,12 +100,18 @@ class RequestLog:
         if record.engine_id is None and not self._sampler.admits(self._clock.monotonic()):
             return
         self._tell_suppressed()
-        outcome = record.outcome.value if record.outcome else "unknown"
-        self._logger.info(outcome, extra={FIELDS: record.as_log_fields()})
+        if self._logger.isEnabledFor(logging.INFO):
+            self._write(record)
 
     def close(self) -> None:
         """Say what was left out since the last line."""
         self._tell_suppressed()
+
+    def _write(self, record: RequestRecord) -> None:
+        """As `Logger.info`, without its search through the stack for the line that called it."""
+        logger, outcome = self._logger, record.outcome.value if record.outcome else "unknown"
+        extra = {FIELDS: record.as_log_fields()}
+        logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, outcome, (), None, extra=extra))
 
     def _tell_suppressed(self) -> None:
         count = self._sampler.take_suppressed()

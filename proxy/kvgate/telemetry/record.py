@@ -64,8 +64,12 @@ class RequestRecord:
 
     def as_log_fields(self) -> dict[str, object]:
         """The known fields for a log line: times to a tenth of a millisecond, names cut to a bound."""
-        named = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: _loggable(value) for name, value in named if value is not None}
+        return {
+            name: _loggable(value) for name in _FIELD_NAMES if (value := getattr(self, name)) is not None
+        }
+
+
+_FIELD_NAMES = tuple(field.name for field in fields(RequestRecord))
 
 
 def _loggable(value: object) -> object:

@@ -4,6 +4,7 @@ import pytest
 
 from kvgate.demo import run
 from kvgate.demo.plan import SECONDS_MAX, SECONDS_MIN, DemoPlan, plan_for
+from kvgate.errors import ConfigError
 from kvgate.sim.profiles import find_profile
 from kvgate_policies.engine_model import EngineModel
 from kvgate_policies.engine_model_types import SimRequest
@@ -65,3 +66,15 @@ def test_other_lengths_are_refused(seconds):
 def test_the_demo_says_so_and_starts_nothing(seconds, capsys):
     assert run(seconds=seconds) == 2
     assert "15 to 3600" in capsys.readouterr().err
+
+
+def test_a_slower_profile_is_the_same_profile_in_every_term():
+    plain, slowed = find_profile("vllm-cpu-tiny"), find_profile("vllm-cpu-tiny:2.5")
+    sizes = {"decoding": 12, "kv_tokens": 3000, "prefill_tokens": 192}
+    assert slowed.duration_s(**sizes) == pytest.approx(2.5 * plain.duration_s(**sizes))
+
+
+@pytest.mark.parametrize("profile", ["fast:x", "fast:0", "fast:-1", "fast:nan", "fast:inf", "none:2"])
+def test_a_factor_that_makes_no_sense_is_refused(profile):
+    with pytest.raises(ConfigError):
+        find_profile(profile)

@@ -23,7 +23,7 @@ def report(*, preemptions=0, frozen=0, completed=96, running_max=12, in_flight_m
     known: dict[str, Any] = {
         "offered": 96, "ends": {"completed": completed}, "retries": 0, "makespan_s": 26.0, "tokens": 12384,
         "tokens_per_s": 476.0, "ttft_p50_s": 7.0, "ttft_p99_s": 20.0, "itl_p50_s": 0.05, "itl_p99_s": 0.06,
-        "longest_gap_p50_s": 0.06, "longest_gap_max_s": 0.07, "freeze_gap_s": 1.0, "recomputed_tokens": 0,
+        "longest_gap_p50_s": 0.06, "longest_gap_max_s": 0.07, "freeze_gap_s": 1.0, "client_stalled_s": 0.0, "recomputed_tokens": 0,
     }  # fmt: skip
     return Report(
         preemptions=preemptions,
@@ -114,6 +114,12 @@ def test_the_table_has_both_sides():
     assert better["most running at once"] == ("18, 18", "12, 12")
     assert same["total time"] == ("26.0 s", "26.0 s")
     assert same["KV cache in use, mean"] == ("90%", "90%")
+
+
+def test_stalls_of_the_machine_are_told():
+    stalled = " ".join(meaning(judge(PLAN, DIRECT, report(client_stalled_s=3.9), LEDGER)))
+    assert "too busy to run the demo itself for 3.9 s" in stalled
+    assert "too busy" not in " ".join(meaning(judge(PLAN, DIRECT, GOOD, LEDGER)))
 
 
 def test_unknown_is_a_dash_not_a_zero():

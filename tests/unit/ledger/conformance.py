@@ -121,15 +121,27 @@ class LedgerConformance:
             await probe.start(ask(f"r{number}"))
         assert (probe.use("a").reservations, probe.use("b").reservations) == (4, 4)
 
+    async def test_equal_engines_take_turns(self, probe):
+        for engine_id in "bc":
+            await probe.ledger.observe(engine(engine_id))
+        chosen = []
+        for number in range(6):
+            chosen.append((await probe.start(ask(f"r{number}"))).engine_id)
+            await probe.ledger.release(f"r{number}")
+        assert chosen[:3] == chosen[3:]
+        assert sorted(chosen[:3]) == ["a", "b", "c"]
+
     # refusals
 
     async def test_no_engine_at_all(self):
         async with self.open() as ledger:
             assert await ledger.reserve(ask("r")) is Refusal.NO_ENGINE
 
-    async def test_no_engine_that_accepts(self, probe):
+    async def test_an_engine_that_does_not_accept_is_waited_for(self, probe):
         await probe.ledger.observe(engine(accepting=False))
-        assert await probe.ledger.reserve(ask("r")) is Refusal.NO_ENGINE
+        ticket = await probe.wait(ask("r"))
+        await probe.ledger.observe(engine())
+        assert (await ticket.granted()).engine_id == "a"
 
     async def test_no_engine_but_avoided_ones(self, probe):
         assert await probe.ledger.reserve(ask("r", avoid=frozenset({"a"}))) is Refusal.NO_ENGINE
@@ -301,6 +313,8 @@ class LedgerConformance:
                     assert probe.use("a").pinned_by == "small", "it is the head of those that could run"
                     await ledger.release("x")
                     assert await probe.started(small) == ["small"]
+                case _:
+                    raise ValueError(how)
 
     async def test_a_pin_moves_to_an_engine_that_can_still_be_used(self):
         async with self.open(bypass_max=0) as ledger:
@@ -418,6 +432,8 @@ class LedgerConformance:
             case "forget":
                 await probe.ledger.forget("a")
                 await probe.ledger.observe(engine("a"))
+            case _:
+                raise ValueError(how)
         assert any(use.reserved.blocks >= 50 for use in probe.ledger.view().engines), "decided already"
         assert await probe.started(ticket) == ["r"]
 
@@ -527,6 +543,13 @@ class LedgerConformance:
         ticket = await probe.wait(ask("r", blocks=90))
         await probe.ledger.forget("a")
         assert await probe.decision(ticket) is None
+        await probe.ledger.observe(engine("b"))
+        assert await probe.started(ticket) == ["r"]
+
+    async def test_who_avoids_the_others_is_woken_when_its_engine_is_back(self, probe):
+        await probe.ledger.observe(engine("b", accepting=False))
+        ticket = await probe.wait(ask("r", seq=0, avoid=frozenset({"a"})))
+        await probe.start(ask("other"))
         await probe.ledger.observe(engine("b"))
         assert await probe.started(ticket) == ["r"]
 

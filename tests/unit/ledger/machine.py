@@ -114,6 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.model = Model()
         self.ids = 0
+        self.seq_last = -1
         self.decided: list[tuple[str, Grant | Refusal]] = []
 
     @initialize()
@@ -244,7 +245,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert queued_before >= ask.queue_depth_max
         else:
             assert not isinstance(answer, Refusal), answer
-            assert ask.seq in {None, answer.seq}
+            assert ask.seq == answer.seq if ask.seq is not None else answer.seq > self.seq_last
+            self.seq_last = max(self.seq_last, answer.seq)
             full = ask.seq is None and queued_before >= ask.queue_depth_max
             assert not (full and ask.request_id in self.model.waiting)
 
@@ -254,10 +256,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return model.closed
         if model.never_fits(ask.costs):
             return Refusal.NEVER_FITS
-        others = [limits for limits in model.limits.values() if limits.engine_id not in ask.avoid]
-        if not any(limits.accepting or ask.seq is not None for limits in others):
-            return Refusal.NO_ENGINE
-        return None
+        return Refusal.NO_ENGINE if set(model.limits) <= ask.avoid else None
 
     def _step(self, operation: Coroutine[Any, Any, Any], ask: Ask | None = None) -> Any:
         """Run one operation and everything it set off, then check what must hold."""

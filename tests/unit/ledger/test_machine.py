@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from kvgate.ledger.memory import MemoryLedger
@@ -10,6 +11,9 @@ from unit.ledger.pool import HandClock
 
 if TYPE_CHECKING:
     from kvgate.ledger.base import Ledger
+
+pytestmark = pytest.mark.timeout(300)
+"""A failure is shrunk, which takes longer than finding it."""
 
 STEPS = settings(
     max_examples=60,

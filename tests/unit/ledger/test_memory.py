@@ -85,8 +85,9 @@ async def test_a_sum_below_zero_is_raised_and_changes_nothing():
         book._add("a", cost(-31, 0))
     with pytest.raises(LedgerCorrupt, match="engine a"):
         book._add("a", cost(-29, -1), reservations=-1)
+    other = await probe.start(ask("other"))
     with pytest.raises(LedgerCorrupt, match="twice"):
-        book.hold(await (await probe.queue(ask("other"))).granted())
+        book.hold(other)
     assert probe.use().reserved == cost(40, 2)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.load import EngineSample, StreamEnd, StreamRecord, report
+from kvgate.load import EngineSample, Stall, StreamEnd, StreamRecord, report
 from kvgate.load.records import end_of
 from kvgate.load.report import freeze_gap, frozen_now, percentile
 
@@ -43,6 +43,20 @@ def test_times_count_from_the_first_attempt_and_to_the_last_end():
     numbers = report(records)
     assert (numbers.ttft_p50_s, numbers.ttft_p99_s) == (0.5, 2.0)
     assert (numbers.makespan_s, numbers.tokens_per_s, numbers.retries) == (5.0, 3 / 5, 2)
+
+
+def test_what_the_client_itself_missed_is_no_gap():
+    streams = [_record([0.0, 1.0, 6.5, 7.5], index=i) for i in range(3)]
+    stalls = [Stall(1.5, 6.0), Stall(100.0, 101.0)]
+    assert report(streams).longest_gap_max_s == 5.5
+    numbers = report(streams, stalls=stalls)
+    assert (numbers.longest_gap_max_s, numbers.client_stalled_s) == (1.0, 5.5)
+    assert numbers.makespan_s == 7.5
+
+
+def test_a_freeze_outside_of_a_stall_stays_one():
+    frozen = _record([0.0, 0.1, 0.2, 9.0])
+    assert report([frozen], stalls=[Stall(1.0, 2.0)]).longest_gap_max_s == pytest.approx(7.8)
 
 
 def test_only_completed_streams_are_complete():

@@ -1,0 +1,143 @@
+"""The looks that the grant loop spares itself must never change an answer: both are run, and compared."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvgate.ledger.base import Ask
+from kvgate.ledger.core import LedgerCore
+from kvgate.ledger.grants import GrantLoop
+from kvgate_policies.placement import place
+from kvgate_policies.types import EngineLimits, KVCost
+from unit.ledger.pool import OTHER_SHAPE, SHAPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvgate.ledger.core import Decision
+
+BOUNDS = {"bypass_max": 1, "scan_depth": 3, "grants_max": 4, "tie": 0}
+
+
+class PlainLoop(GrantLoop):
+    """Looks at every engine for every entry, after every change."""
+
+    def reaches(self, entry):
+        return True
+
+    def _place(self, entry, walk):
+        return place(entry.costs, self._book.uses(), entry.request_id, entry.avoid, self._tie)
+
+
+def plain_core() -> LedgerCore:
+    core = LedgerCore(**BOUNDS)
+    core._loop = PlainLoop(core._book, core._queue, **BOUNDS)
+    return core
+
+
+class Script:
+    """One random sequence of operations, applied to two ledgers at once."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.cores = (LedgerCore(**BOUNDS), plain_core())
+        self.count = 0
+        self.waiting: dict[str, int] = {}
+        self.running: dict[str, int] = {}
+
+    def cost(self) -> KVCost:
+        blocks = self.rng.choice([5, 20, 30, 40, 60, 60, 90])
+        return KVCost(blocks, self.rng.choice([1, 1, 3]), self.rng.choice([0, 30, 70]))
+
+    def costs(self):
+        return {SHAPE: self.cost()} | ({OTHER_SHAPE: self.cost()} if self.rng.random() < 0.2 else {})
+
+    def avoid(self) -> frozenset[str]:
+        return frozenset(self.rng.choice(["", "", "", "a", "b", "ab"]))
+
+    def both(self, operation: Callable[[LedgerCore], object]) -> None:
+        """Apply, let both finish, and compare everything that can be seen."""
+        seen: list[tuple[object, list[Decision], object]] = []
+        for core in self.cores:
+            answer = operation(core)
+            while core.unfinished:
+                core.go_on()
+            seen.append((answer, core.take_decisions(), core.view(0.0)))
+        assert seen[0] == seen[1]
+        for request_id, decision in seen[0][1]:
+            seq = self.waiting.pop(request_id)
+            if not isinstance(decision, str):
+                self.running[request_id] = seq
+
+    def reserve(self, request_id: str, seq: int | None) -> None:
+        ask = Ask(request_id, "t", self.costs(), 12, seq, self.avoid() if seq is None else frozenset())
+        self.waiting[request_id] = -1
+
+        def operation(core: LedgerCore) -> object:
+            answer = core.reserve(ask, 0.0)
+            if isinstance(answer, str):
+                self.waiting.pop(request_id, None)
+            else:
+                self.waiting[request_id] = answer
+            return answer
+
+        self.both(operation)
+
+    def step(self) -> None:
+        kind = self.rng.random()
+        if kind < 0.4:
+            self.count += 1
+            self.reserve(f"r{self.count}", None)
+        elif kind < 0.8 and self.running:
+            request_id = self.rng.choice(sorted(self.running))
+            self.end_or_change(request_id)
+        elif kind < 0.86 and self.waiting:
+            request_id = self.rng.choice(sorted(self.waiting))
+            if self.rng.random() < 0.5:
+                del self.waiting[request_id]
+                self.both(lambda core: core.end(request_id))
+            else:
+                costs = self.costs()
+                self.both(lambda core: core.reprice(request_id, costs))
+        else:
+            self.change_an_engine()
+
+    def end_or_change(self, request_id: str) -> None:
+        kind = self.rng.random()
+        if kind < 0.2:
+            cost = self.cost()
+            self.both(lambda core: core.renew(request_id, cost))
+            return
+        seq = self.running.pop(request_id)
+        self.both(lambda core: core.end(request_id))
+        if kind < 0.6:
+            self.reserve(request_id, seq)
+
+    def change_an_engine(self) -> None:
+        engine_id = self.rng.choice("abc")
+        if self.rng.random() < 0.1:
+            self.both(lambda core: core.void(engine_id))
+            self.running = {
+                key: seq for key, seq in self.running.items() if self.cores[0]._book.grant_of(key) is not None
+            }
+            return
+        shape = self.rng.choice([SHAPE, SHAPE, SHAPE, OTHER_SHAPE])
+        blocks = self.rng.choice([60, 100, 100])
+        limits = EngineLimits(engine_id, shape, blocks, 8, 100, self.rng.random() < 0.8)
+        self.both(lambda core: core.observe(limits))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_prunings_change_no_answer(block):
+    grants = pins = 0
+    for seed in range(block * 60, block * 60 + 60):
+        script = Script(seed)
+        for _ in range(120):
+            script.step()
+        totals = script.cores[0].view(0.0).totals
+        grants, pins = grants + totals["grants"], pins + totals["pins"]
+    assert grants > 1000, "the script is busy enough to mean something"
+    assert pins > 200
