@@ -8,6 +8,8 @@ aborted request at its next steps, not at once.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import replace
 from typing import Self
 
@@ -18,6 +20,8 @@ from kvgate_policies.types import KVCost
 
 RELEASE_S_MAX = 5.0
 """For a release to be taken; a ledger that takes longer learns of it from its lease."""
+
+log = logging.getLogger(__name__)
 
 
 class Holding:
@@ -43,6 +47,7 @@ class Holding:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._stop_prefill_timer()
         if self._released:
             return
         with anyio.CancelScope(shield=True):
@@ -72,7 +77,22 @@ class Holding:
         self._prefill_timer = loop.call_later(after_s, self._begin_first_token)
 
     def _begin_first_token(self) -> None:
-        self._prefill_over = asyncio.create_task(self.first_token())
+        self._prefill_over = asyncio.create_task(self._first_token_in_background())
+
+    async def _first_token_in_background(self) -> None:
+        try:
+            await self.first_token()
+        except Exception:
+            log.exception(
+                "the prefill part of %s was not given back; its release will", self.grant.request_id
+            )
+
+    def _stop_prefill_timer(self) -> None:
+        """Where the task is stopped half-way, the release gives back all: the order of the two does not matter."""
+        if self._prefill_timer is not None:
+            self._prefill_timer.cancel()
+        if self._prefill_over is not None:
+            self._prefill_over.cancel()
 
     async def correct(self, cost: KVCost) -> None:
         """The prompt turned out larger than it was counted."""
@@ -92,6 +112,6 @@ class Holding:
 
     async def _release(self) -> None:
         self._released = True
-        await self._end_prefill_timer()
+        self._stop_prefill_timer()
         with anyio.move_on_after(RELEASE_S_MAX):
             await self._ledger.release(self.grant.request_id)

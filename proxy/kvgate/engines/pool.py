@@ -12,6 +12,7 @@ import logging
 import random
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
     from kvgate.clock import Clock
     from kvgate.config.settings import Settings
-    from kvgate.engines.capacity import Discovered
     from kvgate.engines.base import Target, Trouble
+    from kvgate.engines.capacity import Discovered
     from kvgate.engines.engine import Engine
     from kvgate.engines.status import BackendReport, EngineStatus
     from kvgate.ledger.base import Ledger
@@ -70,6 +71,7 @@ class EnginePool:
         """Those that admission was told of last."""
         self._shapes_found: frozenset[EngineShape] = frozenset()
         self._shapes_from: tuple[Discovered | None, ...] = ()
+        """What `_shapes_found` was made of: asked for at every request, it changes at a probe at most."""
         self._turn = 0
         self._users = 0
         for url in settings.backends:
@@ -79,7 +81,7 @@ class EnginePool:
 
     def shapes(self) -> frozenset[EngineShape]:
         found = tuple(engine.found for engine in self._engines())
-        if found != self._shapes_from:  # the same objects from probe to probe, mostly: cheap to compare
+        if len(found) != len(self._shapes_from) or not all(map(is_, found, self._shapes_from)):
             self._shapes_found = frozenset(
                 one.shape for one in found if one is not None and one.shape is not None
             )

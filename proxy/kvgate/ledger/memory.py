@@ -72,7 +72,9 @@ class MemoryLedger:
 
     `bypass_max`, `scan_depth` and `grants_per_call_max` are the bounds of the grant loop (`grants`): how
     often a request is passed, how many that do not fit are looked past, and how much one call may start
-    before it lets others run. `tie` is where the turns among equally loaded engines begin.
+    before it lets others run. Four looked past is where it levels off: in simulated mixes of small and large
+    requests on one and on four engines, more neither filled the engines better nor shortened the waits.
+    `tie` is where the turns among equally loaded engines begin.
     """
 
     def __init__(

@@ -64,9 +64,7 @@ class RequestRecord:
 
     def as_log_fields(self) -> dict[str, object]:
         """The known fields for a log line: times to a tenth of a millisecond, names cut to a bound."""
-        return {
-            name: _loggable(value) for name in _FIELD_NAMES if (value := getattr(self, name)) is not None
-        }
+        return {name: _loggable(value) for name in _FIELD_NAMES if (value := getattr(self, name)) is not None}
 
 
 _FIELD_NAMES = tuple(field.name for field in fields(RequestRecord))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvgate.ledger.memory import MemoryLedger
 from unit.ledger.machine import LedgerMachine
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 """A failure is shrunk, which takes longer than finding it."""
 
 STEPS = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -48,3 +50,12 @@ TestOneEngine = OneEngineMachine.TestCase
 TestOneEngine.settings = STEPS
 TestStrict = StrictMachine.TestCase
 TestStrict.settings = STEPS
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1700)
+@pytest.mark.skipif(os.environ.get("KVGATE_SOAK") != "1", reason="the short form runs above")
+@pytest.mark.parametrize("machine", [MemoryMachine, OneEngineMachine, StrictMachine])
+def test_with_ever_new_operations(machine):
+    long = settings(STEPS, max_examples=3000, stateful_step_count=80, derandomize=False, database=None)
+    run_state_machine_as_test(machine, settings=long)
