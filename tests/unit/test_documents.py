@@ -15,8 +15,8 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -146,24 +146,24 @@ def code(document: str) -> list[str]:
 
 def table(document: str, heading: str) -> list[list[str]]:
     """The rows of the table whose first heading cell is `heading`, as cells."""
-    lines = iter(document.splitlines())
-    assert any(line.startswith(f"| {heading} |") for line in lines), heading
-    next(lines)
-    rows: list[list[str]] = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return rows
+    found = re.search(rf"^\| {re.escape(heading)} \|.*\n\|---.*\n((?:\|.*\n)+)", document, re.MULTILINE)
+    assert found, heading
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in found[1].splitlines()
+    ]
 
 
-def command(*path: str) -> click.Command:
+def command(*path: str) -> Any:
     """A command of the command line. Raises KeyError for none."""
-    found: click.Command = typer.main.get_command(app)
+    found: Any = typer.main.get_command(app)
     for name in path:
-        assert isinstance(found, click.Group), f"{path}: no commands below {found.name}"
-        found = found.commands[name]
+        found = commands_of(found)[name]
     return found
+
+
+def commands_of(group: Any) -> dict[str, Any]:
+    """Of a group; a command has none. By duck type: some versions of typer have a click of their own."""
+    return getattr(group, "commands", {})
 
 
 def check_command_line(words: list[str]) -> None:
@@ -171,7 +171,7 @@ def check_command_line(words: list[str]) -> None:
     path: list[str] = []
     rest = iter(words)
     for word in rest:
-        if not isinstance(command(*path), click.Group) or word.startswith("-"):
+        if not commands_of(command(*path)) or word.startswith("-"):
             rest = iter([word, *rest])
             break
         path.append(word)
