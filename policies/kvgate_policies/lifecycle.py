@@ -105,7 +105,7 @@ HOLDING: frozenset[State] = frozenset({State.GRANTED, State.PREFILL, State.DECOD
 """The states that hold a reservation (rule 2)."""
 
 
-class IllegalTransition(Exception):  # noqa: N818 - it names what happened
+class IllegalTransition(Exception):
     """An event that cannot happen in this state: a bug in whoever raised the event."""
 
     def __init__(self, state: State, event: Event) -> None:

@@ -10,9 +10,9 @@ import random
 
 import psutil
 import pytest
-from support.gateway import gateway
 
 from kvgate.sim import SimServer
+from support.gateway import gateway
 
 pytestmark = pytest.mark.e2e
 

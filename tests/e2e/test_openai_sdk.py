@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI, RateLimitError
-from support.gateway import gateway
 
 from kvgate.sim import SimServer
 from kvgate_policies.types import TenantPolicy
+from support.gateway import gateway
 
 pytestmark = pytest.mark.e2e
 
@@ -75,7 +75,9 @@ async def test_the_sdk_waits_out_a_full_queue_and_does_not_repeat_what_never_fit
             assert refused.value.code == "context_length_exceeded"
             arrivals = gate.view.totals["arrivals"]
             full = [
-                api.completions.create(model="sim", prompt=[1] * 192, max_tokens=129, extra_body={"ignore_eos": True})
+                api.completions.create(
+                    model="sim", prompt=[1] * 192, max_tokens=129, extra_body={"ignore_eos": True}
+                )
                 for _ in range(13)
             ]
             results = await asyncio.gather(*full, return_exceptions=True)

@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from support.gateway import gateway
 
 from kvgate.load import StreamEnd, StreamRecord, offer, report, uniform
 from kvgate.sim import SimServer
 from kvgate_policies.engine_model import StepResult
+from support.gateway import gateway
 
 pytestmark = pytest.mark.e2e
 
 SESSIONS = uniform("sim", count=48, prompt_tokens=192, output_tokens=129, seed=7)
 """192 + 129 - 1 slots are ten blocks of 32: twelve sessions fill 120 usable blocks exactly."""
+
+
+def twelve() -> SimServer:
+    """An engine that holds exactly twelve of them."""
+    return SimServer(blocks=121, block_size=32, max_model_len=2048, max_num_seqs=256, profile="fast")
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,7 @@ def all_complete(records: Sequence[StreamRecord]) -> bool:
 
 
 async def test_direct_preempts_and_freezes_through_kvgate_nothing_does():
-    options = {"blocks": 121, "block_size": 32, "max_model_len": 2048, "max_num_seqs": 256, "profile": "fast"}
-    async with SimServer(**options) as sim:
+    async with twelve() as sim:
         records = await offer(sim.url, SESSIONS)
         direct = seen(sim.log)
         assert all_complete(records)
@@ -66,7 +70,7 @@ async def test_direct_preempts_and_freezes_through_kvgate_nothing_does():
     assert direct.longest_gap_steps >= 100
     assert direct.recomputed_tokens > 0
 
-    async with SimServer(**options) as sim, gateway([sim.url]) as gate:
+    async with twelve() as sim, gateway([sim.url]) as gate:
         records = await offer(gate.url, SESSIONS)
         gated = seen(sim.log)
         await gate.at_zero()
@@ -83,7 +87,7 @@ async def test_direct_preempts_and_freezes_through_kvgate_nothing_does():
 
 
 async def test_first_tokens_come_in_the_order_of_arrival():
-    async with SimServer(blocks=121, block_size=32, max_model_len=2048, profile="fast") as sim, gateway([sim.url]) as gate:
+    async with twelve() as sim, gateway([sim.url]) as gate:
         records = await offer(gate.url, SESSIONS)
         sent = sorted(records, key=lambda record: record.sent_s)
         firsts = [record.token_times_s[0] for record in sent]

@@ -148,9 +148,7 @@ def table(document: str, heading: str) -> list[list[str]]:
     """The rows of the table whose first heading cell is `heading`, as cells."""
     found = re.search(rf"^\| {re.escape(heading)} \|.*\n\|---.*\n((?:\|.*\n)+)", document, re.MULTILINE)
     assert found, heading
-    return [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in found[1].splitlines()
-    ]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in found[1].splitlines()]
 
 
 def command(*path: str) -> Any:
@@ -204,14 +202,23 @@ def test_commands_and_options_exist(name: str):
 
 
 def test_readme_names_every_command():
-    named = {" ".join(w for w in words[:2] if not w.startswith("-")) for t in code(README) for words in kvgate_lines(t)}
+    named = {
+        " ".join(w for w in words[:2] if not w.startswith("-"))
+        for t in code(README)
+        for words in kvgate_lines(t)
+    }
     for name in ("serve", "check", "policy check", "sim-engine", "demo", "version"):
         assert any(text.startswith(name) for text in named), name
 
 
 @every_document
 def test_single_options_exist(name: str):
-    ours = {opt for c in ("serve", "check", "demo", "sim-engine", "version") for p in command(c).params for opt in p.opts}
+    ours = {
+        opt
+        for c in ("serve", "check", "demo", "sim-engine", "version")
+        for p in command(c).params
+        for opt in p.opts
+    }
     vllm = {"--watermark", "--max-num-queued-reqs", "--max-num-queued-tokens"}
     named = {text.split()[0] for text in code(DOCUMENTS[name]) if text.startswith("--")}
     assert named <= ours | vllm
@@ -294,7 +301,9 @@ def test_the_table_of_variables_is_complete_and_has_the_defaults():
 
 def test_the_table_of_reasons_is_that_of_the_answers():
     rows = table(README, "`x-kvgate-reason`")
-    assert {cells[0].strip("`"): int(cells[1]) for cells in rows} == {r.value: rule.status for r, rule in RULES.items()}
+    assert {cells[0].strip("`"): int(cells[1]) for cells in rows} == {
+        r.value: rule.status for r, rule in RULES.items()
+    }
     unretried = {cells[0].strip("`") for cells in rows if "x-should-retry: false" in cells[3]}
     assert unretried == {reason.value for reason, rule in RULES.items() if rule.should_retry is False}
 
@@ -344,7 +353,9 @@ def test_what_a_reservation_costs_is_what_the_script_prints():
 
 
 def test_the_readme_quotes_that_script():
-    printed = {line[:36].strip(): line[36:].split() for text in blocks(POLICIES, "") for line in text.splitlines()}
+    printed = {
+        line[:36].strip(): line[36:].split() for text in blocks(POLICIES, "") for line in text.splitlines()
+    }
     quoted = {
         "192 + 129, `max_tokens` exact": ("192 + 129, direct", "192 + 129, reserved"),
         "64 + 257, exact": ("64 + 257, direct", "64 + 257, reserved"),
@@ -403,7 +414,9 @@ def test_the_unit_reloads_by_the_signal_that_reloads():
 
 def test_prometheus_scrapes_the_admin_port():
     wanted = yaml.safe_load((ROOT / "grafana/prometheus.yaml").read_text())
-    [targets] = [job["static_configs"][0]["targets"] for job in wanted["scrape_configs"] if job["job_name"] == "kvgate"]
+    [targets] = [
+        job["static_configs"][0]["targets"] for job in wanted["scrape_configs"] if job["job_name"] == "kvgate"
+    ]
     settings = Settings(backends=("http://a:1",))
     assert targets == [f"{settings.admin_host}:{settings.admin_port}"]
 

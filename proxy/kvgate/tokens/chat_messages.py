@@ -11,7 +11,7 @@ import json
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
-class NotRendered(Exception):  # noqa: N818 - it names what happened
+class NotRendered(Exception):
     """The template cannot render this body the way the engine would; the message says why."""
 
 

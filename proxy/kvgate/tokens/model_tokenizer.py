@@ -17,7 +17,7 @@ CACHE_MAX = 4096
 """Counts remembered, about 150 bytes each: retries and prompts that come again."""
 
 
-class NotCounted(Exception):  # noqa: N818 - it names what happened
+class NotCounted(Exception):
     """The body is of a form that is not known here."""
 
 
