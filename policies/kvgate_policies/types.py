@@ -160,6 +160,10 @@ class LedgerView:
     """Counters since the start: arrivals, grants, releases, cancels, bypasses, pins."""
 
 
+TO_WINDOW = -1
+"""vLLM's word for "cut the prompt where the window ends, and leave room for one token"."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptSize:
     """How large one prompt is before anyone tokenized it."""
@@ -192,7 +196,7 @@ class InferenceRequest:
     n: int = 1
     """Sequences per prompt."""
     prompt_tokens_max: int | None = None
-    """`truncate_prompt_tokens`, when given."""
+    """`truncate_prompt_tokens`, when given; `TO_WINDOW` cuts the prompt to what the window holds."""
     min_tokens: int = 0
     ignore_eos: bool = False
     tokenize: tuple[dict[str, object], ...] = ()

@@ -16,7 +16,15 @@ from kvgate.engines.base import Engines
 from kvgate.tokens.base import TokenCounter
 from kvgate_policies.kv_cost import price, price_pooling
 from kvgate_policies.tenancy import OutputBudget, output_budget
-from kvgate_policies.types import Endpoint, EngineShape, InferenceRequest, KVCost, TenantPolicy, TokenCount
+from kvgate_policies.types import (
+    TO_WINDOW,
+    Endpoint,
+    EngineShape,
+    InferenceRequest,
+    KVCost,
+    TenantPolicy,
+    TokenCount,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,11 @@ def price_counted(
     An engine whose window the prompt fills is left out, and so is one that would answer 400 for the limit when
     a larger one takes it. The limit that is written has to suit all that are left: the smallest window rules.
     """
-    longest = max(count.tokens, default=0)
+    if request.prompt_tokens_max == TO_WINDOW:
+        # An engine cuts to its own window, and a prompt that fills it is priced as all of it.
+        count = TokenCount(tuple(min(t, _longest_window(shapes) - 1) for t in count.tokens), count.exact)
+    cut = request.prompt_tokens_max == TO_WINDOW
+    longest = 0 if cut else max(count.tokens, default=0)
     pooled = request.endpoint is Endpoint.POOLING
     roomy = {shape for shape in shapes if longest < shape.max_model_len + pooled}
     if not roomy:
@@ -98,6 +110,8 @@ def _longest_window(shapes: frozenset[EngineShape]) -> int:
 
 
 def _near_a_bound(request: InferenceRequest, count: TokenCount, shapes: frozenset[EngineShape]) -> bool:
+    if request.prompt_tokens_max == TO_WINDOW:
+        return False
     longest = max(count.tokens, default=0)
     windows = [shape.max_model_len for shape in shapes]
     if any(longest >= window for window in windows):

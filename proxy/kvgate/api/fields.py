@@ -35,6 +35,7 @@ class Fields(msgspec.Struct):
     min_tokens: Any = None
     ignore_eos: Any = None
     truncate_prompt_tokens: Any = None
+    truncation: Any = None
     sampling_params: Any = None
 
     prompt: Any = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgate.api.fields import BadRequest
 from kvgate.api.scalars import Unreadable, as_bool, as_int
-from kvgate_policies.types import Endpoint
+from kvgate_policies.types import TO_WINDOW, Endpoint
 
 if TYPE_CHECKING:
     from kvgate.api.fields import Fields
@@ -48,10 +48,18 @@ def limits_of(endpoint: Endpoint, fields: Fields) -> Limits | BadRequest:
         max_tokens=max_tokens,
         max_tokens_field=field,
         n=n,
-        prompt_tokens_max=_positive(fields.truncate_prompt_tokens),
+        prompt_tokens_max=_truncation(endpoint, fields),
         min_tokens=_positive(sampling.get("min_tokens", fields.min_tokens)) or 0,
         ignore_eos=as_bool(sampling.get("ignore_eos", fields.ignore_eos)),
     )
+
+
+def _truncation(endpoint: Endpoint, fields: Fields) -> int | None:
+    """Where the engine cuts the prompt by itself; `TO_WINDOW` if that is as late as possible."""
+    if endpoint is Endpoint.RESPONSES:
+        return TO_WINDOW if fields.truncation == "auto" else None
+    most = as_int(fields.truncate_prompt_tokens)
+    return most if isinstance(most, int) and (most > 0 or most == TO_WINDOW) else None
 
 
 def number(value: Any, param: str) -> int | BadRequest | None:
