@@ -604,3 +604,19 @@ async def gate_of_two():
     async with engine(respond(WHOLE)) as one, engine(respond(WHOLE)) as two:
         async with gateway([one.url, two.url]) as gate:
             yield gate, one, two
+
+
+async def test_the_engines_usage_teaches_the_counter():
+    """With no /tokenize to ask, the estimate follows the usage of finished requests."""
+    face = EngineFace()
+    endpoints = engine_endpoints(face) | {"/tokenize": respond({"error": {"code": 404}}, 404)}
+    prompt = "hello " * 400
+    usage = WHOLE | {"usage": {"prompt_tokens": 500, "completion_tokens": 2, "total_tokens": 502}}
+    async with ScriptedUpstream(respond(usage), endpoints=endpoints) as up, gateway([up.url]) as gate:
+        counted: list[int] = []
+        gate.app.gateway._log = lambda record: counted.append(record.prompt_tokens_counted)
+        for _ in range(30):
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 5}
+            assert (await gate.post("/v1/completions", body)).status_code == 200
+        assert counted[0] > 600, "careful at first"
+        assert 500 <= counted[-1] <= 520

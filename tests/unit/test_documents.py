@@ -141,7 +141,7 @@ def code(document: str) -> list[str]:
     """Everything set as code: lines of shell blocks, with their continuations, and spans."""
     lines = "".join(blocks(document, "sh")).replace("\\\n", " ").splitlines()
     prose = re.sub(r"^( *)```.*?^\1```$", "", document, flags=re.MULTILINE | re.DOTALL)
-    return [*lines, *re.findall(r"`([^`\n]+)`", prose)]
+    return [*lines, *re.findall(r"`([^`]+)`", prose.replace("\n", " "))]
 
 
 def table(document: str, heading: str) -> list[list[str]]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvgate.config.redaction import redacted
+
 if TYPE_CHECKING:
     from kvgate.config import Settings
     from kvgate.telemetry.scrape import EngineStatus
@@ -59,7 +61,7 @@ def settings_json(settings: Settings) -> dict[str, object]:
     """The effective settings; of a secret only whether it is set."""
     values: dict[str, object] = settings.model_dump(mode="json")
     hidden = {name: HIDDEN if values[name] is not None else None for name in SECRETS}
-    return values | hidden
+    return values | hidden | {"ledger_url": redacted(settings.ledger_url)}
 
 
 def _plain(value: Any) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import anyio
 import httpx
@@ -29,6 +30,8 @@ ERROR_BODY_BYTES_MAX = 64 * 1024
 """Of an engine's error answer, read to tell "busy" from broken; vLLM's are below 1 KB."""
 PEEK_BYTES_MAX = 1024 * 1024
 """Read from a stream while waiting for its first event; larger than any first event."""
+URLS_MAX = 4096
+"""Engines times the admitted paths of the route table, a dozen."""
 GAPS_HELD_MAX = 256
 """Inter-token gaps held before they are handed to the metrics."""
 
@@ -81,17 +84,25 @@ class Attempt:
         target = self._engines.target(held.grant.engine_id)
         if target is None:
             return Again(Trouble.CONNECT)
-        first_byte_s = self._timeouts.first_byte_s if passage.request.stream else None
         opened: _Opened | Ended | Again | None = None
         try:
-            with anyio.move_on_after(first_byte_s):
-                opened = await self._open(target, held, passage)
+            opened = await self._open_in_time(target, held, passage)
             if isinstance(opened, _Opened):
                 return await self._relay(opened, held, passage)
             return opened or await self._silent(held)
         finally:
             if isinstance(opened, _Opened):
-                await _close(opened.response)
+                await opened.close()
+
+    async def _open_in_time(
+        self, target: Target, held: Holding, passage: Passage
+    ) -> _Opened | Ended | Again | None:
+        """As `_open`; None when a stream has shown no sign of life for too long. JSON answers show none."""
+        if not passage.request.stream:
+            return await self._open(target, held, passage)
+        with anyio.move_on_after(self._timeouts.first_byte_s):
+            return await self._open(target, held, passage)
+        return None
 
     async def _open(self, target: Target, held: Holding, passage: Passage) -> _Opened | Ended | Again:
         """Send the request and read up to the first sign of life."""
@@ -117,19 +128,24 @@ class Attempt:
             kept = result is opened
         finally:
             if not kept:
-                await _close(response)
+                await opened.close()
         return result
 
     def _request(self, target: Target, passage: Passage) -> httpx.Request:
         read_s = self._timeouts.idle_s if passage.request.stream else None
         return httpx.Request(
             passage.call.method,
-            target.url + passage.call.path,
+            _url(target.url + passage.call.path),
             headers=[*passage.call.headers, *((k.encode(), v.encode()) for k, v in target.headers.items())],
-            content=passage.body,
+            stream=httpx.ByteStream(passage.body),
             extensions={
-                "timeout": {"connect": self._timeouts.connect_s, "read": read_s, "write": None, "pool": None},
-                "first_read": None,  # bounded by `run`
+                "timeout": {
+                    "connect": self._timeouts.connect_s,
+                    "first_read": None,  # bounded by `run`
+                    "read": read_s,
+                    "write": None,
+                    "pool": None,
+                }
             },
         )
 
@@ -237,6 +253,7 @@ class Attempt:
                 if len(gaps) >= GAPS_HELD_MAX:
                     self._telemetry.observe_gaps(gaps)
                     gaps.clear()
+            opened.ended = True
         finally:
             if opened.is_stream and gaps:
                 self._telemetry.observe_gaps(gaps)
@@ -312,6 +329,9 @@ class _Opened:
         self.held: list[bytes] = []
         """Read, and not passed on yet."""
         self.complete = False
+        """It is all in `held`, or has been."""
+        self.ended = False
+        """Read to its end."""
         self.failed = False
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
@@ -324,6 +344,14 @@ class _Opened:
     def complete_without_event(self) -> bool:
         return self.complete and self.meter.first is None and not self.meter.blind
 
+    async def close(self) -> None:
+        """Close the upstream connection, whatever is going on: that is how the engine learns to stop."""
+        if self.ended:
+            await self.response.aclose()  # the connection is back in its pool already
+            return
+        with anyio.CancelScope(shield=True):
+            await self.response.aclose()
+
     async def read_up_to(self, bytes_max: int) -> None:
         size = 0
         async for chunk in self.chunks:
@@ -331,7 +359,7 @@ class _Opened:
             size += len(chunk)
             if size > bytes_max:
                 return
-        self.complete = True
+        self.complete = self.ended = True
 
     async def read_first_event(self) -> None:
         size = 0
@@ -341,7 +369,7 @@ class _Opened:
             size += len(chunk)
             if self.meter.first is not None or self.meter.blind or size > PEEK_BYTES_MAX:
                 return
-        self.complete = True
+        self.complete = self.ended = True
         self.meter.end()
 
 
@@ -352,10 +380,12 @@ def _body(response: httpx.Response) -> AsyncIterator[bytes]:
     return aiter(stream)
 
 
-async def _close(response: httpx.Response) -> None:
-    """Close the upstream connection, whatever is going on: that is how the engine learns to stop."""
-    with anyio.CancelScope(shield=True):
-        await response.aclose()
+def _url(text: str) -> httpx.URL:
+    """Parsed once: httpx takes longer for a URL than the whole of admission. Queries differ, so they are not kept."""
+    return httpx.URL(text) if "?" in text else _url_known(text)
+
+
+_url_known = lru_cache(URLS_MAX)(httpx.URL)
 
 
 __all__ = ["Again", "Answer", "Attempt", "Passage"]

@@ -103,8 +103,7 @@ class Holding:
         """The engine has finished: its blocks are free, so the room is given back before the last bytes go out."""
         self._computing = False
         if not self._released:
-            with anyio.CancelScope(shield=True):
-                await self._release()
+            await self._release()
 
     async def _renew(self, cost: KVCost) -> None:
         self._cost = cost
@@ -113,5 +112,5 @@ class Holding:
     async def _release(self) -> None:
         self._released = True
         self._stop_prefill_timer()
-        with anyio.move_on_after(RELEASE_S_MAX):
+        with anyio.move_on_after(RELEASE_S_MAX, shield=True):
             await self._ledger.release(self.grant.request_id)

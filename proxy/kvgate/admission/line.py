@@ -96,6 +96,7 @@ class Admission:
                 self._granted(grant, passage)
                 result = await self._attempt.run(held, passage)
             if isinstance(result, Ended):
+                self._learn(result, passage)
                 return result
             ask = self._queue_again(ask, grant, result, passage)
 
@@ -137,13 +138,15 @@ class Admission:
             if isinstance(ticket, Refusal):
                 return self._refused(ticket, passage, waited=False)
             self._waiting[ask.request_id] = (request, call)
-            with anyio.move_on_after(max(self._left_s(call, call.tenant.queue_wait_s_max), 0.0)):
-                decision = await ticket.granted()
-            position = ticket.position
+            decision = ticket.decision
+            if decision is None:
+                with anyio.move_on_after(max(self._left_s(call, call.tenant.queue_wait_s_max), 0.0)):
+                    decision = await ticket.granted()
+                position = ticket.position
         finally:
             self._waiting.pop(ask.request_id, None)
             if not isinstance(decision, Grant):
-                with anyio.CancelScope(shield=True), anyio.move_on_after(RELEASE_S_MAX):
+                with anyio.move_on_after(RELEASE_S_MAX, shield=True):
                     await self._ledger.cancel(ask.request_id)
         if decision is None:
             answer = said.queue_timeout(call.tenant, position, self._retry_after_s(position + 1))
@@ -221,6 +224,12 @@ class Admission:
         others = self._engines.available() - {grant.engine_id}
         avoid = frozenset({grant.engine_id}) if failed_here and others else frozenset[str]()
         return replace(ask, costs=passage.priced.costs, seq=grant.seq, avoid=avoid)
+
+    def _learn(self, ended: Ended, passage: Passage) -> None:
+        """The engine said how long the prompt was: the counter's estimates get better by it."""
+        real = passage.record.prompt_tokens_real
+        if ended.outcome is Outcome.SERVED and real is not None:
+            self._pricer.learn(passage.request, real)
 
     async def shapes_changed(self) -> None:
         """An engine of a new shape joined: price everyone in the queue on it."""

@@ -7,7 +7,7 @@ stripped belongs to one connection, is decided by kvgate, or would let a client 
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ _OF_THE_CONNECTION_TO_US = frozenset({b"date", b"server", b"x-request-id"})
 """Of the engine's answer. kvgate's server writes its own date; the engine's product is no one's business; the
 request id is the one that kvgate gave."""
 
+_NOT_TO_THE_ENGINE = HOP_BY_HOP | _DECIDED_HERE
+_NEITHER_THAT_NOR_KEYS = _NOT_TO_THE_ENGINE | CREDENTIALS
+_NOT_TO_THE_CLIENT = HOP_BY_HOP | _OF_THE_CONNECTION_TO_US
+
 REQUEST_ID_CHARS_MAX = 128
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{REQUEST_ID_CHARS_MAX - 1}}}")
 
@@ -62,7 +66,7 @@ def clean_request_id(value: str | bytes | None) -> str:
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     if text is not None and _REQUEST_ID.fullmatch(text):
         return text
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def request_headers(headers: Iterable[Header], request_id: str, *, strip_credentials: bool) -> list[Header]:
@@ -72,11 +76,9 @@ def request_headers(headers: Iterable[Header], request_id: str, *, strip_credent
     for unencoded: a compressed one could not be read beside the stream, and engines are on the same network.
     """
     given = list(headers)
-    drop = _connection_named(given) | HOP_BY_HOP | _DECIDED_HERE
-    if strip_credentials:
-        drop |= CREDENTIALS
+    drop = _NEITHER_THAT_NOR_KEYS if strip_credentials else _NOT_TO_THE_ENGINE
     own = [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
-    return _without(given, drop) + own
+    return _without(given, drop | _connection_named(given)) + own
 
 
 def response_headers(headers: Iterable[Header], *, body_unchanged: bool = True) -> list[Header]:
@@ -85,10 +87,8 @@ def response_headers(headers: Iterable[Header], *, body_unchanged: bool = True) 
     `body_unchanged`: whether exactly the engine's bytes follow, so that its `content-length` still holds.
     """
     given = list(headers)
-    drop = _connection_named(given) | HOP_BY_HOP | _OF_THE_CONNECTION_TO_US
-    if not body_unchanged:
-        drop |= {b"content-length"}
-    return _without(given, drop)
+    drop = _NOT_TO_THE_CLIENT if body_unchanged else _NOT_TO_THE_CLIENT | {b"content-length"}
+    return _without(given, drop | _connection_named(given))
 
 
 def _connection_named(headers: list[Header]) -> frozenset[bytes]:

@@ -36,8 +36,31 @@ def setting_options(
         _option("--backend", POOL, "Base URL of a vLLM server; once for each.", "URL"),
     ] = None,
     policy: Annotated[Path | None, _option("--policy", POOL, "A policy file (YAML).", "FILE")] = None,
+    pool: Annotated[
+        str | None,
+        _option("--pool", POOL, "Its name in metrics and in a shared ledger. Default: default", "NAME"),
+    ] = None,
     ledger: Annotated[
-        str | None, _option("--ledger", POOL, "Where reservations are kept. Default: memory://", "URL")
+        str | None,
+        _option(
+            "--ledger",
+            POOL,
+            "Where reservations are kept: memory:// (default), or redis://HOST:PORT/DB, shared by processes.",
+            "URL",
+        ),
+    ] = None,
+    ledger_on_failure: Annotated[
+        str | None,
+        _option(
+            "--ledger-on-failure",
+            POOL,
+            "Without the shared ledger: local (default: a share of the room), closed (nothing) or open (all).",
+            "HOW",
+        ),
+    ] = None,
+    ledger_lease: Annotated[
+        str | None,
+        _option("--ledger-lease", POOL, "How long a silent process keeps its reservations. Default: 5s", "TIME"),
     ] = None,
     reservation: Annotated[
         str | None,
@@ -84,7 +107,10 @@ def setting_options(
     admin_port: Annotated[
         str | None, _option("--admin-port", PROCESS, "Default: 9091; 0 takes a free one.", "N")
     ] = None,
-    workers: Annotated[str | None, _option("--workers", PROCESS, "Processes. Default: 1", "N")] = None,
+    workers: Annotated[
+        str | None,
+        _option("--workers", PROCESS, "Processes on one port; needs a shared ledger. Default: 1", "N"),
+    ] = None,
     log_level: Annotated[
         str | None,
         _option("--log-level", PROCESS, "debug, info (default), warning or error.", "LEVEL"),

@@ -13,6 +13,13 @@ from kvgate.config import units
 
 COUNT_1_ALLOWED = "a whole number from 1"
 PROMPT_TOKENS_ALLOWED = "learned, backend, or local:DIR with a directory that has the model's tokenizer.json"
+LEDGER_ALLOWED = (
+    "memory://, or redis://HOST:PORT/DB, rediss://…, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, "
+    "redis+cluster://HOST:PORT"
+)
+SHARED_LEDGERS = frozenset(
+    {"redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"}
+)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OVERLOAD_STATUSES = (429, 503, 529)
 
@@ -71,20 +78,35 @@ def port(value: object) -> int:
 
 
 def ledger_url(value: object) -> str:
-    if value != "memory://":
-        raise ValueError(
-            "memory:// (a ledger shared by several processes is not in this version: run one process)"
-        )
-    return "memory://"
+    """`memory://`, or the URL of a Redis or Valkey: one server, a Sentinel set, or a cluster."""
+    text = value.strip() if isinstance(value, str) else ""
+    scheme, _, rest = text.partition("://")
+    if scheme == "memory" and not rest:
+        return text
+    host = rest.rpartition("@")[2].partition("/")[0]
+    if scheme not in SHARED_LEDGERS or not host or not text.isprintable() or " " in text:
+        raise ValueError(LEDGER_ALLOWED)
+    return text
 
 
-def workers(value: object) -> int:
-    if units.count(value) != 1:
-        raise ValueError(
-            "1 (several processes need a shared ledger, which is not in this version; "
-            "one process carries hundreds of streams)"
-        )
-    return 1
+def ledger_url_in_a_file(value: object) -> str:
+    """As `ledger_url`, but for a file that others read: without a password."""
+    text = ledger_url(value)
+    if "@" in text:
+        raise ValueError("a URL without user and password; the whole URL with them goes into KVGATE_LEDGER")
+    return text
+
+
+def on_failure(value: object) -> Literal["local", "closed", "open"]:
+    match str(value):
+        case "local":
+            return "local"
+        case "closed":
+            return "closed"
+        case "open":
+            return "open"
+        case _:
+            raise ValueError("local, closed or open")
 
 
 def reservation(value: object) -> Literal["guaranteed"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvgate.config.redaction import redacted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,8 +24,8 @@ class Given:
 
 
 def wrong(origin: str, value: object, allowed: str) -> str:
-    """The message about one refused value."""
-    shown = repr(value)
+    """The message about one refused value; a password in a URL is not repeated."""
+    shown = redacted(repr(value))
     shown = shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"
     return f"{origin}: {shown} is not allowed; allowed: {allowed}"
 

@@ -11,7 +11,10 @@
         speculative_tokens: 0
         watermark: 0%
         api_key: {env: BACKEND_KEY}      # or {file: /run/secrets/backend}
-    ledger: {url: memory://}
+    ledger:
+      url: memory://                     # redis://redis:6379/0, shared by all processes with this pool
+      lease: 5s
+      on_failure: local                  # closed | open
     defaults:
       queue: {depth: 200, wait: 30s, order: fifo}
       max_tokens: {default: 2048, cap: 16384}
@@ -126,11 +129,11 @@ class Pool(Section):
 
 
 class LedgerSection(Section):
-    later: ClassVar[Mapping[str, str]] = {
-        "lease": "; it belongs to a shared ledger",
-        "on_failure": "; it belongs to a shared ledger",
-    }
-    url: Annotated[str | None, BeforeValidator(choices.ledger_url)] = None
+    url: Annotated[str | None, BeforeValidator(choices.ledger_url_in_a_file)] = None
+    lease: Annotated[float | None, BeforeValidator(units.duration_s)] = None
+    on_failure: Annotated[Literal["local", "closed", "open"] | None, BeforeValidator(choices.on_failure)] = (
+        None
+    )
 
 
 class Queue(Section):
@@ -199,6 +202,8 @@ def settings_of(policy: Policy, source: str) -> dict[str, Given]:
         ("speculative_tokens", f"{in_pool}.speculative_tokens", pool.speculative_tokens),
         ("watermark", f"{in_pool}.watermark", pool.watermark),
         ("ledger_url", "ledger.url", policy.ledger.url),
+        ("ledger_lease_s", "ledger.lease", policy.ledger.lease),
+        ("ledger_on_failure", "ledger.on_failure", policy.ledger.on_failure),
         ("bypass_max", "bypass", policy.bypass),
         ("tenant.queue_depth_max", "defaults.queue.depth", defaults.queue.depth),
         ("tenant.queue_wait_s_max", "defaults.queue.wait", defaults.queue.wait),

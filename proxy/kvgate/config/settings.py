@@ -41,12 +41,27 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pool: str = "default"
-    """Names the pool in metrics; the model names that clients send are the backends' own."""
+    """Names the pool in metrics and its ledger in Redis: processes with the same name share one ledger. The
+    model names that clients send are the backends' own."""
     backends: tuple[str, ...]
     """Base URLs of vLLM servers, http:// or https://."""
     backend_api_key: str | None = Field(default=None, repr=False)
     """Sent to the backends in place of the client's credentials."""
-    ledger_url: str = "memory://"
+    ledger_url: str = Field(default="memory://", repr=False)
+    """Where reservations are kept: in this process, or in a Redis that any number of processes share. It may
+    hold a password, so it is shown by `redaction.redacted` only."""
+    ledger_on_failure: Literal["local", "closed", "open"] = "local"
+    """While the shared ledger can't be reached: admit within a share of the capacity, admit nothing, or
+    everything."""
+    ledger_lease_s: Seconds = 5.0
+    """How long a process that fell silent keeps its place: a pause of the interpreter, a slow Redis or a
+    failover (two to three seconds) must not cost it its reservations."""
+    ledger_heartbeat_s: Seconds = 0.25
+    """Between two of a process's heartbeats, each an absolute statement of what it holds: so long may a lost
+    release stay counted."""
+    ledger_orphan_hold_s: Seconds = 60.0
+    """At most so long are the reservations of a process that died counted: until the engine's own gauge shows
+    the blocks free, which takes about a second, or this long where the gauge can't be read."""
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     admin_host: str = "127.0.0.1"
@@ -55,7 +70,9 @@ class Settings(BaseModel):
     """Bearer token for /admin; the probes and /metrics are open."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
-    workers: Count = 1
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that serve one port. Each is single-threaded, so more than there are cores gain nothing; 64 is
+    a fuse against a slip of the pen."""
     tenant: TenantPolicy = TenantPolicy()
     """The one anonymous tenant."""
     reservation: Literal["guaranteed"] = "guaranteed"
@@ -91,3 +108,8 @@ class Settings(BaseModel):
     connections_max: Count = 4096
     """Upstream connections in all; each is a socket and about 24 KB."""
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def ledger_shared(self) -> bool:
+        """Whether other processes see the same ledger."""
+        return not self.ledger_url.startswith("memory:")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvgate.config.options import Option
 
 POLICY_ENV = f"{ENV_PREFIX}POLICY"
+BEATS_IN_A_LEASE_MIN = 4
+"""A beat may be lost or late, and its repetition too, without the lease running out."""
 
 
 def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -> Settings:
@@ -97,6 +99,7 @@ def _refused(given: Mapping[str, Given], error: Mapping[str, Any]) -> str:
 
 def _check_together(settings: Settings, given: Mapping[str, Given]) -> None:
     """What only two settings together can be wrong about."""
+    _check_ledger(settings, given)
     tenant = settings.tenant
     if tenant.max_tokens_cap is not None and (tenant.max_tokens_default or 0) > tenant.max_tokens_cap:
         key = "tenant.max_tokens_default"
@@ -107,6 +110,25 @@ def _check_together(settings: Settings, given: Mapping[str, Given]) -> None:
     if settings.port and (settings.host, settings.port) == (settings.admin_host, settings.admin_port):
         origin = given["admin_port"].origin if "admin_port" in given else "--admin-port"
         raise ConfigError(wrong(origin, settings.admin_port, "a port that is not the one for clients"))
+
+
+def _check_ledger(settings: Settings, given: Mapping[str, Given]) -> None:
+    if settings.workers > 1 and not settings.ledger_shared:
+        raise ConfigError(
+            wrong(
+                given["workers"].origin,
+                settings.workers,
+                "1 with the ledger memory://, which each process would have to itself, so that together they "
+                "would admit several times what fits; several need a shared one: --ledger redis://HOST:PORT/DB",
+            )
+        )
+    if settings.ledger_shared and not set("{}").isdisjoint(settings.pool):
+        raise ConfigError(wrong(given["pool"].origin, settings.pool, "a name without { and }"))
+    if settings.ledger_lease_s < BEATS_IN_A_LEASE_MIN * settings.ledger_heartbeat_s:
+        origin = next((given[k].origin for k in ("ledger_lease_s", "ledger_heartbeat_s") if k in given), "lease")
+        allowed = f"a lease of {BEATS_IN_A_LEASE_MIN} heartbeats or more; they are "
+        allowed += f"{settings.ledger_heartbeat_s:g} s apart"
+        raise ConfigError(wrong(origin, settings.ledger_lease_s, allowed))
 
 
 def _check_tokenizer(settings: Settings, given: Mapping[str, Given]) -> None:

@@ -138,6 +138,8 @@ class Backend:
 
     async def see(self, engine: Engine, event: Seen | Trouble) -> None:
         """Take in something seen of an engine; grants follow before this returns."""
+        if event is Seen.SUCCESS and engine.health.is_unblemished:
+            return  # as nearly always: nothing changes, nobody needs to be told
         gone = event in {Trouble.CONNECT, Seen.PROBE_REFUSED}  # of the process, so of all its engines
         for one in self.engines if gone else [engine]:
             one.see(event, self._clock.monotonic(), busy_hold_s=self._settings.busy_hold_s)

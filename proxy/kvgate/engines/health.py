@@ -89,6 +89,11 @@ class Health:
         return self.state in {State.UP, State.TRIAL}
 
     @property
+    def is_unblemished(self) -> bool:
+        """Up, with nothing that a success would wipe out."""
+        return self.state is State.UP and not self.failures and not self.backoff_s
+
+    @property
     def tripped(self) -> bool:
         """Holds on TRIAL too, so that one failure there closes the engine again."""
         return self.failures >= FAILURES_MAX

@@ -219,7 +219,9 @@ def _waits(request: httpx.Request) -> _Waits:
 
 
 async def _by(when: float | None, awaited: Awaitable[T]) -> T:
-    """Await until a loop time. What is there already is had even after it."""
+    """Await until a loop time, None for ever. What is there already is had even after it."""
+    if when is None:
+        return await awaited
     async with asyncio.timeout_at(when):
         return await awaited
 

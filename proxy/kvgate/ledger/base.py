@@ -80,6 +80,11 @@ class Ticket(Protocol):
         """How many are ahead in the queue; 0 for the next one and for a granted one."""
         ...
 
+    @property
+    def decision(self) -> Grant | Refusal | None:
+        """What was decided already; None while it waits."""
+        ...
+
     async def granted(self) -> Grant | Refusal:
         """Wait for the decision. Cancelling the wait changes nothing: the owner still owes `cancel`."""
         ...

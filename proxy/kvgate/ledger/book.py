@@ -184,7 +184,7 @@ class Book:
                 f"engine {engine_id}: {use.reserved} of {use.reservations} reservations, changed by {delta}, "
                 f"would be {reserved} of {count}; nothing was changed"
             )
-        self._uses[engine_id] = replace(use, reserved=reserved, reservations=count)
+        self._uses[engine_id] = EngineUse(use.limits, reserved, count, use.pinned_by)
         if _lowest(delta) < 0 or reservations < 0:
             self._made_room(engine_id)
 

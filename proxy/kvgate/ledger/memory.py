@@ -46,6 +46,10 @@ class MemoryTicket:
     def position(self) -> int:
         return self._core.position(self._request_id)
 
+    @property
+    def decision(self) -> Grant | Refusal | None:
+        return self._decision
+
     async def granted(self) -> Grant | Refusal:
         """Wait for the decision; asked again, it is the same.
 

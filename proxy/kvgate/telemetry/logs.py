@@ -15,6 +15,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TextIO
 
+import msgspec
+
 from kvgate.clock import Clock, SystemClock
 from kvgate.telemetry.sampling import Sampler
 from kvgate.telemetry.writer import QueuedWriter
@@ -33,7 +35,8 @@ CHATTY = ("httpx", "httpcore", "uvicorn.error", "asyncio")
 """Libraries that write a line for each probe: theirs are kept from WARNING on, except at level debug."""
 
 _requests = logging.getLogger("kvgate.request")
-_encode = json.JSONEncoder(default=str, ensure_ascii=True).encode
+_plain = json.JSONEncoder(default=str, ensure_ascii=True, separators=(",", ":")).encode
+_fast = msgspec.json.Encoder(enc_hook=str)
 
 
 class JSONFormatter(logging.Formatter):
@@ -49,7 +52,7 @@ class JSONFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encode(line)
+        return _json(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -117,6 +120,21 @@ class RequestLog:
         count = self._sampler.take_suppressed()
         if count:
             self._logger.warning(SUPPRESSED, extra={FIELDS: {"count": count}})
+
+
+def _json(line: dict[str, object]) -> str:
+    """One line of ASCII, whatever is in it. Nearly every line is ASCII already, and written the fast way."""
+    try:
+        text = _fast.encode(line)
+    except (
+        msgspec.MsgspecError,
+        UnicodeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # a lone surrogate, say
+        return _plain(line)
+    return text.decode("ascii") if text.isascii() else _plain(line)
 
 
 def _time(record: logging.LogRecord) -> str:
