@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis
 
@@ -91,7 +91,7 @@ class RedisServer:
         self._sentinel_config = sentinel_config
         self._folder = tempfile.TemporaryDirectory(prefix="kvgate-redis-")
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port: int = free_port()
 
     @property
     def url(self) -> str:
@@ -201,8 +201,8 @@ class SentinelSet:
         """The server that the sentinels name now."""
         for sentinel in self.sentinels:
             with contextlib.suppress(redis.RedisError, OSError):
-                _, port = sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)  # type: ignore[misc]
-                return next(server for server in self.servers if server.port == int(port))
+                address: Any = sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+                return next(server for server in self.servers if server.port == int(address[1]))
         raise AssertionError("no sentinel answers")
 
     def __enter__(self) -> Self:
@@ -227,8 +227,8 @@ class SentinelSet:
 
     def _know_each_other(self) -> bool:
         for sentinel in self.sentinels:
-            raw = sentinel.command("SENTINEL", "MASTER", self.service)
-            state = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))  # type: ignore[index]
+            raw: Any = sentinel.command("SENTINEL", "MASTER", self.service)
+            state = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
             seen = int(state["num-slaves"]), int(state["num-other-sentinels"])
             if seen != (1, len(self.sentinels) - 1):
                 return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,12 +27,13 @@ import aiohttp
 import psutil
 
 from kvgate.demo.children import Child, Children, free_ports, ready
-from kvgate.load import Session, Workload, uniform
+from kvgate.load import Session, Workload, mixed
 from kvgate_policies.kv_cost import price
 from kvgate_policies.types import EngineShape
 
 POOL = "rig"
 MODEL = "sim"
+MAX_MODEL_LEN = 256
 QUEUE_DEPTH = 100_000
 """Nobody is refused for a full queue: a test that wants a bound sets the wait."""
 SESSIONS_MAX = 1_000_000
@@ -42,24 +44,31 @@ _TROUBLE = ("Traceback (most recent call last)", "was never awaited", "Task exce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
-    """The engines, and the one size of session that is sent to them.
+    """The engines, and the sessions that are sent to them.
 
-    All sessions are alike, so that over-admission can be counted: an engine that has more sessions than fit
-    was given more than its KV cache holds at their peak.
+    All sessions cost the same blocks at their peak, so that over-admission can be counted: an engine that has more
+    sessions than fit was given more than its KV cache holds. Their lengths differ within the last block, so that
+    they do not end all at once.
     """
 
     engines: int = 2
     sessions_per_engine: int = 75
     block_size: int = 16
     prompt_tokens: int = 96
-    output_tokens: int = 33
+    output_tokens_min: int = 18
+    output_tokens_max: int = 33
     step_ms: int = 100
     """A step takes this long whatever runs in it."""
 
     @property
     def blocks_per_session(self) -> int:
-        shape = EngineShape(self.block_size, 2048)
-        return price(shape, [self.prompt_tokens], self.output_tokens, 1).blocks
+        shape = EngineShape(self.block_size, MAX_MODEL_LEN)
+        least, most = (
+            price(shape, [self.prompt_tokens], output, 1).blocks
+            for output in (self.output_tokens_min, self.output_tokens_max)
+        )
+        assert least == most, "sessions of one cost"
+        return most
 
     @property
     def blocks(self) -> int:
@@ -73,17 +82,13 @@ class PoolSizes:
 
     @property
     def session_s(self) -> float:
-        """How long a session runs once it is granted: a step for the prompt, one for each further token."""
-        return self.output_tokens * self.step_ms / 1000
+        """The longest one, once it is granted: a step for the prompt, one for each further token."""
+        return self.output_tokens_max * self.step_ms / 1000
 
     def workload(self, count: int, seed: int = 1) -> Workload:
-        return uniform(
-            MODEL,
-            count=count,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            seed=seed,
-        )
+        lengths = random.Random(seed)
+        outputs = [lengths.randint(self.output_tokens_min, self.output_tokens_max) for _ in range(count)]
+        return mixed(MODEL, [(self.prompt_tokens, output) for output in outputs], seed=seed)
 
     def endless(self, seed: int) -> Workload:
         """A workload that outlasts every test, made as it is sent."""
@@ -223,7 +228,11 @@ class Fleet:
 
     async def _start_engine(self, number: int) -> str:
         [port] = free_ports(1)
-        sizes = {"blocks": self.sizes.blocks, "block-size": self.sizes.block_size, "max-model-len": 2048}
+        sizes = {
+            "blocks": self.sizes.blocks,
+            "block-size": self.sizes.block_size,
+            "max-model-len": MAX_MODEL_LEN,
+        }
         options = {"port": port, "max-num-seqs": 256, "profile": f"fast:{self.sizes.step_ms}", "model": MODEL}
         words = [word for key, value in (sizes | options).items() for word in (f"--{key}", str(value))]
         child = self._children.start(f"engine {number}", "sim-engine", *words)

@@ -406,6 +406,16 @@ class LedgerConformance:
         assert await probe.started(ticket) == ["r"], "asked again, the answer is the same"
         assert probe.ledger.view().totals["grants"] == 2
 
+    async def test_the_decision_can_be_read_without_waiting(self, probe):
+        await probe.start(ask("x", blocks=100))
+        ticket = await probe.wait(ask("r"))
+        assert ticket.decision is None
+        await probe.ledger.release("x")
+        await self.settle()
+        assert ticket.decision == await ticket.granted()
+        await probe.ledger.release("r")
+        assert ticket.decision is None, "there is no answer any more"
+
     async def test_an_id_may_come_again_after_it_ended(self, probe):
         first = await probe.start(ask("r"))
         await probe.ledger.release("r")
