@@ -23,12 +23,11 @@ import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import uvloop
 from relay_children import Child, Nginx, cores
-from relay_leak import check_leaks
+from relay_leak import Leaks, check_leaks
 from relay_load import FOR_EVER, Seen, connect, request_bytes, run_for
 from relay_report import Measured, print_memory, print_tests, summary
 
@@ -147,12 +146,16 @@ def report(
     measured: list[Measured],
     sizes: dict[str, tuple[float, float]],
     loads: list[float],
-    leaks: Any,
+    leaks: Leaks | None,
 ) -> int:
     if args.json:
-        tests = summary(measured)
-        found = {"tests": tests, "memory": sizes, "load_average": loads, "leaks": leaks}
-        print(json.dumps(found, indent=1, default=vars))
+        found = {
+            "load_average": loads,
+            "tests": summary(measured),
+            "memory_mb_and_kb_per_stream": sizes,
+            "leaks": None if leaks is None else asdict(leaks) | {"ok": leaks.ok},
+        }
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
         print(f"load average {', '.join(f'{load:.1f}' for load in loads)}; {os.cpu_count()} cores")
         if not Nginx.installed():

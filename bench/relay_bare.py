@@ -56,9 +56,7 @@ class Bare:
         response = await self._transport.handle_async_request(request)
         try:
             headers = _passed(response.headers.raw, b"content-length")
-            await send(
-                {"type": "http.response.start", "status": response.status_code, "headers": headers}
-            )
+            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             async for chunk in cast("AsyncIterator[bytes]", response.stream):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 import uvloop
-from relay_children import say_ready
+from relay_children import end_with_parent, say_ready
 
 EVENT_BYTES = 223
 """A chat chunk of vLLM with a usual id and one short token."""
@@ -26,7 +26,7 @@ BURST_EVENTS = 16
 """Written at once when there is no gap: a reader finds many events in one read, as behind a busy engine."""
 MODEL = "bench"
 
-_ID = "chatcmpl-0123456789abcdef0123456789abcdef"
+_ID = "chatcmpl-0123456789abcdef01234567"
 _SENT = "0" * 16
 
 
@@ -90,7 +90,7 @@ _METRICS = _respond(
             f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 0.0',
             f'vllm:num_requests_waiting{{engine="0",model_name="{MODEL}"}} 0.0',
             f'vllm:kv_cache_usage_perc{{engine="0",model_name="{MODEL}"}} 0.0',
-            'vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
+            'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",'  # noqa: ISC004
             'kv_cache_max_concurrency="488.28125",num_gpu_blocks="1000000"} 1.0',
             "",
         ]
@@ -133,7 +133,7 @@ class Engine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         if self._next is not None:
             self._next.cancel()
 
@@ -207,4 +207,5 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     uvloop.run(_serve())

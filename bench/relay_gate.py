@@ -14,7 +14,7 @@ import sys
 import uvloop
 from relay_children import say_ready
 
-from kvgate.app import App
+from kvgate.app import App, calm_garbage_collector
 from kvgate.config import Settings
 from kvgate.telemetry.logs import configure_logs
 
@@ -36,9 +36,7 @@ def _told(app: App) -> dict[str, int]:
 
 async def _serve(upstream: str) -> None:
     app = App(
-        Settings(
-            backends=(upstream,), port=0, admin_port=0, max_num_seqs=UNBOUND, prefill_tokens_max=UNBOUND
-        )
+        Settings(backends=(upstream,), port=0, admin_port=0, max_num_seqs=UNBOUND, prefill_tokens_max=UNBOUND)
     )
     async with app.running():
         while not app.pool.available():  # noqa: ASYNC110
@@ -52,6 +50,7 @@ async def _serve(upstream: str) -> None:
                 ended.set()
 
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), asked)
+        calm_garbage_collector()  # as `kvgate serve` does
         say_ready(app.url)
         await ended.wait()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import psutil
 from relay_children import Child
@@ -128,6 +128,3 @@ async def _settled(gate: Child) -> dict[str, int]:
 
 def _rss_mb(gate: Child) -> float:
     return float(psutil.Process(gate.pid).memory_info().rss) / 2**20
-
-
-__all__ = ["Leaks", "asdict", "check_leaks"]

@@ -87,7 +87,7 @@ class Client(asyncio.Protocol):
             self._seen.reads += 1
         self._parser.feed_data(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         if not self.over.done():
             self._seen.errors += 1
             self.over.set_result(None)

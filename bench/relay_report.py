@@ -27,9 +27,7 @@ class Measured:
     errors: int
 
     @classmethod
-    def of(
-        cls, test: str, candidate: str, count: int, cpu_s: float, passed_s: float, seen: Seen
-    ) -> Measured:
+    def of(cls, test: str, candidate: str, count: int, cpu_s: float, passed_s: float, seen: Seen) -> Measured:
         return cls(
             test=test,
             candidate=candidate,
@@ -70,11 +68,12 @@ def _median(key: tuple[str, str], group: list[Measured]) -> Measured:
 
 
 def summary(measured: list[Measured]) -> list[dict[str, object]]:
-    """The medians as rows, each with its processor time relative to the bare pass-through's."""
+    """The medians as rows, each with its processor time relative to the bare pass-through's; None for unknown."""
     middle = medians(measured)
-    return [
-        {**asdict(row), "cpu_to_bare": _ratio(row, middle.get((row.test, "bare")))} for row in middle.values()
-    ]
+    rows = (
+        asdict(row) | {"cpu_to_bare": _ratio(row, middle.get((row.test, "bare")))} for row in middle.values()
+    )
+    return [{name: None if value != value else value for name, value in row.items()} for row in rows]  # noqa: PLR0124
 
 
 def _ratio(row: Measured, bare: Measured | None) -> float | None:

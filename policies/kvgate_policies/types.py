@@ -156,6 +156,8 @@ class LedgerView:
     queued: int = 0
     oldest_wait_s: float = 0.0
     mode: str = "memory"
+    processes: int = 1
+    """Processes that share the ledger, as far as this one knows."""
     totals: dict[str, int] = field(default_factory=dict)
     """Counters since the start: arrivals, grants, releases, cancels, bypasses, pins."""
 

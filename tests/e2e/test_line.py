@@ -613,7 +613,7 @@ async def test_the_engines_usage_teaches_the_counter():
     prompt = "hello " * 400
     usage = WHOLE | {"usage": {"prompt_tokens": 500, "completion_tokens": 2, "total_tokens": 502}}
     async with ScriptedUpstream(respond(usage), endpoints=endpoints) as up, gateway([up.url]) as gate:
-        counted: list[int] = []
+        counted: list[Any] = []
         gate.app.gateway._log = lambda record: counted.append(record.prompt_tokens_counted)
         for _ in range(30):
             body = {"model": "tiny", "prompt": prompt, "max_tokens": 5}

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -59,9 +60,13 @@ def binary(flavour: str | None = None) -> str | None:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
+    """Below the range from which the system takes ports for outgoing connections, so that it stays free."""
+    dice = random.SystemRandom()
+    while True:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            port = dice.randrange(20_000, 32_000)
+            sock.bind((HOST, port))
+            return port
 
 
 def wait_until(is_so: Callable[[], bool], what: str, within_s: float = START_S_MAX) -> None:

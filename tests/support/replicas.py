@@ -162,7 +162,7 @@ class Replica:
     def trouble(self) -> list[str]:
         """Places in its log that show a bug: tracebacks and lost exceptions, with what follows."""
         said = self.said()
-        return [said[max(at - 400, 0) : at + 3000] for word in _TROUBLE if (at := said.find(word)) >= 0]
+        return [said[max(at - 200, 0) : at + 2500] for word in _TROUBLE if (at := said.find(word)) >= 0]
 
 
 class Fleet:

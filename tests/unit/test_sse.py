@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.sse import FirstEvent, JSONVerdict, SSEMeter, StreamError, inspect_json, is_busy
+from kvgate.sse import (
+    FirstEvent,
+    JSONVerdict,
+    SSEMeter,
+    StreamError,
+    inspect_json,
+    is_busy,
+    is_unknown_model,
+)
 from kvgate.sse.framing import EVENT_BYTES_MAX
 from kvgate_policies.types import Endpoint
 
@@ -444,3 +452,47 @@ class TestBusy:
     def test_other_503s_are_failures(self):
         assert not is_busy(503, b'{"error":{"message":"EngineCore encountered an issue."}}')
         assert not is_busy(503, b"")
+
+
+class TestUnknownModel:
+    @pytest.mark.parametrize(
+        ("body", "known"),
+        [
+            (
+                b'{"error":{"message":"The model `other` does not exist. Valid aliases: tiny.","type":"NotFoundError",'
+                b'"param":"model","code":404}}',
+                False,
+            ),
+            (b'{"detail":"Not Found"}', True),
+            (b'{"error":{"message":"Response with id \'resp_1\' not found.","code":404}}', True),
+            (b"", True),
+        ],
+    )
+    def test_by_the_words_of_vllm(self, body: bytes, known: bool):
+        assert is_unknown_model(body) is not known
+
+
+class TestCutOff:
+    @pytest.mark.parametrize(
+        ("endpoint", "stream", "cut_off"),
+        [
+            (Endpoint.CHAT, ROLE + chat_chunk({"content": "a"}) + chat_chunk({"content": ""}, "abort"), True),
+            (Endpoint.CHAT, ROLE + chat_chunk({"content": "a"}, "length") + DONE, False),
+            (Endpoint.RESPONSES, RESPONSES_OPENING + responses_end(2, "cancelled", 2), True),
+            (Endpoint.RESPONSES, RESPONSES, False),
+            (
+                Endpoint.RESPONSES,
+                RESPONSES_OPENING
+                + responses_event("response.failed", 2, response=RESPONSE | {"error": {"code": 1}}),
+                False,
+            ),
+        ],
+    )
+    def test_an_end_without_a_word_of_error(self, endpoint: Endpoint, stream: bytes, cut_off: bool):
+        assert read(endpoint, stream).cut_off is cut_off
+
+    def test_after_a_chunk_that_was_not_passed_on_no_boundary_is_known(self):
+        meter = read(Endpoint.CHAT, ROLE)
+        assert meter.at_boundary
+        meter.withhold()
+        assert not meter.at_boundary

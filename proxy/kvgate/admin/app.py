@@ -22,13 +22,17 @@ from kvgate.admin.views import engine_json, ledger_json, settings_json
 from kvgate.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from kvgate.admin.state import AdminState
 
 NO_STORE = {"cache-control": "no-store"}
+SHOWN_CHARS_MAX = 200
+"""Of what a client sent, when it is shown to it again."""
 
 
 class EngineRef(BaseModel):
-    """Which engine is meant: its id as in `GET /admin/engines`."""
+    """Which engine is meant: its id as in `GET /admin/engines`, or a backend's URL for all engines behind it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -103,29 +107,27 @@ def _admin(state: AdminState) -> APIRouter:
     @router.post("/engines/drain")
     async def drain(engine: EngineRef) -> dict[str, object]:
         """Give the engine no new work; what runs there runs on."""
-        await state.drain(_known(state, engine.engine_id))
-        return _engine(state, engine.engine_id)
+        return await _told(state, state.drain, engine.engine_id)
 
     @router.post("/engines/undrain")
     async def undrain(engine: EngineRef) -> dict[str, object]:
         """Give the engine work again."""
-        await state.undrain(_known(state, engine.engine_id))
-        return _engine(state, engine.engine_id)
+        return await _told(state, state.undrain, engine.engine_id)
 
     return router
 
 
-def _known(state: AdminState, engine_id: str) -> str:
-    ids = [status.id for status in state.engine_statuses()]
-    if engine_id not in ids:
-        raise HTTPException(404, f"No engine {engine_id!r}; there are: {', '.join(ids) or 'none'}.")
-    return engine_id
-
-
-def _engine(state: AdminState, engine_id: str) -> dict[str, object]:
-    return next(
-        (engine_json(s) for s in state.engine_statuses() if s.id == engine_id), {"engine_id": engine_id}
-    )
+async def _told(state: AdminState, tell: Callable[[str], Awaitable[None]], asked: str) -> dict[str, object]:
+    """Tell the pool, and show the engine as it is by now, or the engines if a URL with several was meant."""
+    engine_id = asked.rstrip("/")  # as in the settings, where a URL may end with one
+    statuses = state.engine_statuses()
+    meant = {status.id for status in statuses if engine_id in {status.id, status.url}}
+    if not meant:
+        ids = ", ".join(status.id for status in statuses)
+        raise HTTPException(404, f"No engine {asked[:SHOWN_CHARS_MAX]!r}; there are: {ids or 'none'}.")
+    await tell(engine_id)
+    told = [engine_json(status) for status in state.engine_statuses() if status.id in meant]
+    return told[0] if len(told) == 1 else {"engines": told}
 
 
 def _http_problem(_: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ DETAILS = ("why", "probe_age_s", "last_error", "sources", "warnings", "models")
 def ledger_json(view: LedgerView) -> dict[str, object]:
     return {
         "mode": view.mode,
+        "processes": view.processes,
         "queued": view.queued,
         "oldest_wait_s": view.oldest_wait_s,
         "engines": [_use_json(use) for use in view.engines],

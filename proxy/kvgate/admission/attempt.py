@@ -7,7 +7,7 @@ line queues the request at its old place; afterwards never, for the client has s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from kvgate.admission.pricing import Priced, reprice
 from kvgate.clock import Clock
 from kvgate.config import Settings
 from kvgate.engines.base import Engines, Target, Trouble
-from kvgate.sse import FirstEvent, SSEMeter, inspect_json, is_busy
+from kvgate.sse import FirstEvent, SSEMeter, inspect_json, is_busy, is_unknown_model
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.types import InferenceRequest, Outcome
@@ -153,6 +153,8 @@ class Attempt:
         try:
             if opened.response.status_code >= 500:
                 return await self._look_at_failure(opened, held, passage)
+            if opened.response.status_code == 404:
+                return await self._look_for_the_model(opened, held, passage)
             if opened.response.status_code == 200 and opened.is_stream:
                 return await self._look_at_stream(opened, held, passage)
             return await self._look_at_json(opened, held, passage)
@@ -174,6 +176,16 @@ class Attempt:
         opened.failed = True
         return Again(Trouble.ERROR) if passage.may_resend else opened
 
+    async def _look_for_the_model(
+        self, opened: _Opened, held: Holding, passage: Passage
+    ) -> _Opened | Ended | Again:
+        """A 404: an engine that came back with another model says so before a probe has noticed."""
+        await opened.read_up_to(ERROR_BODY_BYTES_MAX)
+        if opened.complete:
+            held.refused()
+        elsewhere = passage.may_resend and self._engines.serves(passage.request.model)
+        return Again(Trouble.ERROR) if elsewhere and is_unknown_model(opened.head) else opened
+
     async def _look_at_stream(
         self, opened: _Opened, held: Holding, passage: Passage
     ) -> _Opened | Ended | Again:
@@ -190,6 +202,9 @@ class Attempt:
         if first in {FirstEvent.DONE_ONLY, FirstEvent.ABORTED_EMPTY} or opened.complete_without_event:
             held.refused()
             return await self._empty(held, passage)
+        if opened.meter.cut_off:
+            held.refused()
+            return await self._broken(held, passage)
         return opened
 
     async def _look_at_json(
@@ -204,7 +219,10 @@ class Attempt:
         if verdict.empty:
             held.refused()
             return await self._empty(held, passage)
-        opened.failed = verdict.aborted or verdict.error is not None
+        if verdict.aborted and verdict.error is None:
+            held.refused()
+            return await self._broken(held, passage)
+        opened.failed = verdict.error is not None
         opened.prompt_tokens, opened.completion_tokens = verdict.prompt_tokens, verdict.completion_tokens
         return opened
 
@@ -217,7 +235,9 @@ class Attempt:
             await held.done()
         else:
             await held.first_token()
-        await reply.start(opened.response.status_code, opened.response.headers.raw, passage.facts)
+        await reply.start(opened.response.status_code, opened.headers, passage.facts)
+        if opened.complete and not opened.is_stream:  # in one piece: it is all there
+            return await self._finished(opened, held, passage)
         for chunk in opened.held:
             await reply.send(chunk)
         opened.held.clear()
@@ -229,10 +249,24 @@ class Attempt:
         except httpx.TransportError:
             await self._engines.report(held.grant.engine_id, Trouble.RESET)
             return Ended(Outcome.UPSTREAM_FAILED, said.stream_broken(), opened.meter)
+        if opened.meter.cut_off:
+            return await self._cut_off(opened, held)
         return await self._finished(opened, held, passage)
 
+    async def _cut_off(self, opened: _Opened, held: Holding) -> Ended:
+        """The engine gave up in the middle and ends in good order, as on SIGTERM. That end would pass for a whole
+        answer with most clients, so it does not go out: the stream ends as any other that broke.
+        """
+        held.refused()
+        opened.meter.withhold()
+        await self._engines.report(held.grant.engine_id, Trouble.RESET)
+        return Ended(Outcome.UPSTREAM_FAILED, said.stream_broken(), opened.meter)
+
     async def _relay_rest(self, opened: _Opened, held: Holding, passage: Passage) -> None:
-        """Pass every chunk on as it came, reading beside it; give the room back before the last one goes out."""
+        """Pass every chunk on as it came, reading beside it; give the room back before the last one goes out.
+
+        Stops before the chunk in which the engine says that it gave up.
+        """
         meter, reply, clock = opened.meter, passage.reply, self._clock
         gaps: list[float] = []
         last_s = clock.monotonic()
@@ -244,6 +278,8 @@ class Attempt:
                 last_s = now
                 if opened.is_stream:
                     meter.feed(chunk)
+                    if meter.cut_off:
+                        return
                     if meter.done:
                         await held.done()
                     elif not corrected and meter.prompt_tokens is not None:
@@ -270,7 +306,7 @@ class Attempt:
             await self._engines.report(held.grant.engine_id, Trouble.RESET)
             return Ended(Outcome.UPSTREAM_FAILED, said.stream_broken(), opened.meter)
         await held.done()
-        await passage.reply.finish()
+        await passage.reply.finish(opened.head)
         return await self._outcome(opened, held)
 
     async def _outcome(self, opened: _Opened, held: Holding) -> Ended:
@@ -322,9 +358,10 @@ class _Opened:
     def __init__(self, response: httpx.Response, meter: SSEMeter) -> None:
         self.response = response
         self.meter = meter
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        self.is_stream = kind == "text/event-stream"
-        self.is_json = kind == "application/json"
+        self.headers = response.headers.raw
+        kind = _content_type(self.headers)
+        self.is_stream = kind == b"text/event-stream"
+        self.is_json = kind == b"application/json"
         self.chunks: AsyncIterator[bytes] = aiter(_body(response))
         self.held: list[bytes] = []
         """Read, and not passed on yet."""
@@ -371,6 +408,14 @@ class _Opened:
                 return
         self.complete = self.ended = True
         self.meter.end()
+
+
+def _content_type(headers: Sequence[Header]) -> bytes:
+    """Without its parameters; by hand, as `httpx.Headers.get` decodes all headers to find one."""
+    for name, value in headers:
+        if name.lower() == b"content-type":
+            return value.partition(b";")[0].strip().lower()
+    return b""
 
 
 def _body(response: httpx.Response) -> AsyncIterator[bytes]:

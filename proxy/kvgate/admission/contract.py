@@ -77,8 +77,8 @@ class Reply(Protocol):
 
     async def send(self, chunk: bytes) -> None: ...
 
-    async def finish(self) -> None:
-        """The body is complete."""
+    async def finish(self, last: bytes = b"") -> None:
+        """The body is complete, with `last` as its last bytes."""
         ...
 
 

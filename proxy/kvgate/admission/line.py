@@ -87,7 +87,13 @@ class Admission:
             passage = self._passage(request, call, reply, record, priced)
         except ValueError:
             return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_limit())
-        ask = Ask(self._next_id(), call.tenant.name, priced.costs, call.tenant.queue_depth_max)
+        ask = Ask(
+            self._next_id(),
+            call.tenant.name,
+            priced.costs,
+            call.tenant.queue_depth_max,
+            avoid=self._engines.without(request.model),
+        )
         while True:
             grant = await self._wait_for_grant(ask, passage)
             if isinstance(grant, Ended):
@@ -106,7 +112,15 @@ class Admission:
             return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
         if not self._engines.serves(request.model):
             return Ended(Outcome.REJECTED_UNKNOWN_MODEL, said.unknown_model(request.model))
-        return None
+        return (
+            None
+            if self._in_use(request)
+            else Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
+        )
+
+    def _in_use(self, request: InferenceRequest) -> frozenset[str]:
+        """The engines that take work now or in a moment and know the model."""
+        return self._engines.available() - self._engines.without(request.model)
 
     def _passage(
         self, request: InferenceRequest, call: Call, reply: Reply, record: RequestRecord, priced: Priced
@@ -148,6 +162,11 @@ class Admission:
             if not isinstance(decision, Grant):
                 with anyio.move_on_after(RELEASE_S_MAX, shield=True):
                     await self._ledger.cancel(ask.request_id)
+        if decision is None and self._ledger.view().mode == "closed":
+            # The shared ledger is away, and nothing may start without it: it isn't that too much is asked.
+            return self._refused(Refusal.UNAVAILABLE, passage, waited=True)
+        if decision is None and not self._in_use(request):
+            return self._refused(Refusal.NO_ENGINE, passage, waited=True)  # room is not what it waited for
         if decision is None:
             answer = said.queue_timeout(call.tenant, position, self._retry_after_s(position + 1))
             return Ended(Outcome.EVICTED_QUEUE_TIMEOUT, answer)
@@ -221,8 +240,9 @@ class Admission:
         if again.trouble is Trouble.EMPTY:
             passage.may_retry_empty = False
         failed_here = again.trouble in {Trouble.RESET, Trouble.ERROR, Trouble.EMPTY}
-        others = self._engines.available() - {grant.engine_id}
-        avoid = frozenset({grant.engine_id}) if failed_here and others else frozenset[str]()
+        avoid = self._engines.without(passage.request.model)
+        if failed_here and self._engines.available() - avoid - {grant.engine_id}:
+            avoid |= {grant.engine_id}
         return replace(ask, costs=passage.priced.costs, seq=grant.seq, avoid=avoid)
 
     def _learn(self, ended: Ended, passage: Passage) -> None:
@@ -246,5 +266,9 @@ class Admission:
         return call.arrived_s + bound_s - self._clock.monotonic()
 
     def _retry_after_s(self, ahead: int) -> float:
-        """The middle of the spread; the answer's own jitter spreads it."""
-        return retry_after_s(ahead, self._grants.per_s(self._clock.monotonic()), jitter=0.5)
+        """The middle of the spread; the answer's own jitter spreads it.
+
+        The queue is the whole pool's: the others that share it are taken to grant as much as this process.
+        """
+        per_s = self._grants.per_s(self._clock.monotonic()) * self._ledger.view().processes
+        return retry_after_s(ahead, per_s, jitter=0.5)

@@ -51,6 +51,14 @@ def draining(retry_after_s: float) -> Answer:
     )
 
 
+def broken_off() -> Answer:
+    return Answer(
+        Reason.DRAINING,
+        "This kvgate shut down before the answer was complete. What was sent is incomplete. Send the request again.",
+        retry_after_s=1.0,
+    )
+
+
 def ledger_unavailable(retry_after_s: float) -> Answer:
     return Answer(
         Reason.LEDGER_UNAVAILABLE,
@@ -75,7 +83,8 @@ def internal_error() -> Answer:
 def unwritable_limit() -> Answer:
     return Answer(
         Reason.BAD_REQUEST,
-        "The body is nested too deeply for an output limit to be written into it. Send max_tokens, or nest less.",
+        "The body is nested too deeply, or has too many fields, for an output limit to be written into it. Send "
+        "max_tokens, or a simpler body.",
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from enum import Enum, auto
 from typing import Any
-
-import anyio
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -25,18 +24,28 @@ async def read_body(
     """The whole body, or why not.
 
     A body that is too large is still read, and thrown away, up to twice the bound: most clients look for an
-    answer only when they have sent everything, and would see a broken connection instead of a 413.
+    answer only when they have sent everything, and would see a broken connection instead of a 413. Those that
+    ask first whether they shall send it (`Expect: 100-continue`) are told not to.
     """
-    with anyio.move_on_after(wait_s):
-        if declared_length(headers) > bytes_max:
-            return await _discard(receive, bytes_max)
-        return await _read(receive, bytes_max)
-    return NoBody.TOO_SLOW
+    try:
+        async with asyncio.timeout(wait_s):
+            if declared_length(headers) > bytes_max:
+                return NoBody.TOO_LARGE if _asks_first(headers) else await _discard(receive, bytes_max)
+            return await _read(receive, bytes_max)
+    except TimeoutError:
+        return NoBody.TOO_SLOW
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """`content-length`, 0 when there is none; the server has checked that it is a number."""
-    return next((int(value) for name, value in headers if name == b"content-length" and value.isdigit()), 0)
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _asks_first(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 async def _read(receive: Receive, bytes_max: int) -> bytes | NoBody:

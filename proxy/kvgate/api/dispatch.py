@@ -6,6 +6,7 @@ in the route table never reaches a backend. Every request that is ours ends in e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from kvgate.config import Settings
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.types import InferenceRequest, Outcome
+
+log = logging.getLogger(__name__)
 
 
 class Models(Protocol):
@@ -58,6 +61,7 @@ class Gateway:
         self._settings = settings
         self._active = 0
         self._idle = anyio.Event()
+        self._relays: set[Relay] = set()
         self.draining = False
 
     @property
@@ -78,6 +82,11 @@ class Gateway:
         while self._active:
             self._idle = anyio.Event()
             await self._idle.wait()
+
+    def break_off(self) -> None:
+        """End everything that is still on its way; each client is told."""
+        for relay in self._relays:
+            relay.break_off()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_s = self._clock.monotonic()
@@ -140,13 +149,24 @@ class Gateway:
         if isinstance(body, NoBody):
             await self._no_body(body, route, record, send)
             return
-        serve = self._serving(route, scope, body, record, arrived_s)
+        try:
+            serve = self._serving(route, scope, body, record, arrived_s)
+        except Exception:  # as in the relay: a bug of ours is an answer like any other
+            log.exception("request %s could not be read", record.request_id)
+            record.outcome = Outcome.INTERNAL_ERROR
+            await self._refuse(said.internal_error(), route.dialect, record, send)
+            return
         if isinstance(serve, BadRequest):
             record.outcome = Outcome.REJECTED_BAD_REQUEST
             answer = Answer(Reason.BAD_REQUEST, serve.message, param=serve.param)
             await self._refuse(answer, route.dialect, record, send)
             return
-        await Relay(serve, route.dialect, record, self._clock)(receive, send, arrived_s)
+        relay = Relay(serve, route.dialect, record, self._clock)
+        self._relays.add(relay)
+        try:
+            await relay(receive, send, arrived_s)
+        finally:
+            self._relays.discard(relay)
 
     def _serving(
         self, route: Route, scope: Scope, body: bytes, record: RequestRecord, arrived_s: float
@@ -225,7 +245,10 @@ def _raw_path(scope: Scope) -> str:
 
 
 def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return ""
 
 
 def _no_route(route: NotFound | MethodNotAllowed, scope: Scope) -> Answer:

@@ -75,10 +75,9 @@ def request_headers(headers: Iterable[Header], request_id: str, *, strip_credent
     `strip_credentials`: with tenants configured, or when the pool has a key of its own. The answer is asked
     for unencoded: a compressed one could not be read beside the stream, and engines are on the same network.
     """
-    given = list(headers)
     drop = _NEITHER_THAT_NOR_KEYS if strip_credentials else _NOT_TO_THE_ENGINE
     own = [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
-    return _without(given, drop | _connection_named(given)) + own
+    return _without(headers, drop) + own
 
 
 def response_headers(headers: Iterable[Header], *, body_unchanged: bool = True) -> list[Header]:
@@ -86,20 +85,15 @@ def response_headers(headers: Iterable[Header], *, body_unchanged: bool = True) 
 
     `body_unchanged`: whether exactly the engine's bytes follow, so that its `content-length` still holds.
     """
-    given = list(headers)
     drop = _NOT_TO_THE_CLIENT if body_unchanged else _NOT_TO_THE_CLIENT | {b"content-length"}
-    return _without(given, drop | _connection_named(given))
+    return _without(headers, drop)
 
 
-def _connection_named(headers: list[Header]) -> frozenset[bytes]:
-    return frozenset(
-        token.strip().lower()
-        for name, value in headers
-        if name.lower() == b"connection"
-        for token in value.split(b",")
-    )
-
-
-def _without(headers: list[Header], drop: frozenset[bytes]) -> list[Header]:
-    lowered = ((name.lower(), value) for name, value in headers)
-    return [header for header in lowered if header[0] not in drop and not header[0].startswith(_OWN_PREFIX)]
+def _without(headers: Iterable[Header], drop: frozenset[bytes]) -> list[Header]:
+    """Lower-cased, without those to drop, those that `Connection` names, and kvgate's own."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    options = [value for name, value in lowered if name == b"connection"]
+    if options:
+        drop |= {token.strip().lower() for value in options for token in value.split(b",")}
+    own = len(_OWN_PREFIX)
+    return [header for header in lowered if header[0] not in drop and header[0][:own] != _OWN_PREFIX]

@@ -53,18 +53,19 @@ def conversations(messages: Any) -> list[Any]:
 
 
 def _chat(fields: Fields, media_tokens: int) -> Prompts:
-    return (_conversation(fields, fields.messages, media_tokens),)
+    return (_conversation(fields.messages, _template(fields), media_tokens),)
 
 
-def _conversation(fields: Fields, messages: Any, media_tokens: int) -> PromptSize:
+def _conversation(messages: Any, template: PromptSize, media_tokens: int) -> PromptSize:
     scale = Scale(media_tokens)
     scale.conversation(messages)
-    _template(fields, scale)
+    scale.add(template)
     return scale.size()
 
 
-def _template(fields: Fields, scale: Scale) -> None:
-    """What else a chat template prints."""
+def _template(fields: Fields) -> PromptSize:
+    """What else a chat template prints, in each conversation of a batch: measured once for all of them."""
+    scale = Scale(0)
     for value in (
         fields.tools,
         fields.functions,
@@ -73,13 +74,15 @@ def _template(fields: Fields, scale: Scale) -> None:
         fields.chat_template_kwargs,
     ):
         scale.value(value)
+    return scale.size()
 
 
 def _batch(fields: Fields, media_tokens: int) -> Prompts | BadRequest:
     batch = conversations(fields.messages)
     if len(batch) > PROMPTS_MAX:
         return _too_many("messages", len(batch), PROMPTS_MAX)
-    return tuple(_conversation(fields, messages, media_tokens) for messages in batch) or (PromptSize(),)
+    template = _template(fields)
+    return tuple(_conversation(messages, template, media_tokens) for messages in batch) or (PromptSize(),)
 
 
 def _completions(fields: Fields, media_tokens: int) -> Prompts | BadRequest:
@@ -192,26 +195,40 @@ def _pooled_chats(fields: Fields, messages: Any, media_tokens: int) -> Prompts |
     chats = messages if batched else [messages]
     if len(chats) > POOLED_MAX:
         return _too_many("messages", len(chats), POOLED_MAX)
-    return tuple(_conversation(fields, chat, media_tokens) for chat in chats)
+    template = _template(fields)
+    return tuple(_conversation(chat, template, media_tokens) for chat in chats)
 
 
 def _paired(first: Any, second: Any, param: str, fields: Fields, media_tokens: int) -> Prompts | BadRequest:
-    """Scores: each of the second list with its partner, or with the one there is of the first."""
+    """Scores: each of the second list with its partner, or with the one there is of the first.
+
+    Each text is measured once, however many pairs it is in: a long query and thousands of documents would
+    hold up everyone for minutes.
+    """
     lefts = first if isinstance(first, list) and first else [first]
     rights = second if isinstance(second, list) and second else [second]
     if max(len(lefts), len(rights)) > POOLED_MAX:
         return _too_many(param, max(len(lefts), len(rights)), POOLED_MAX)
-    pairs = max(len(lefts), len(rights))
+    shared = _contents((fields.instruction, fields.chat_template_kwargs), media_tokens)
+    left_sizes = [_contents((left,), media_tokens) for left in lefts]
+    right_sizes = [_contents((right,), media_tokens) for right in rights]
     return tuple(
-        _pair(lefts[min(i, len(lefts) - 1)], rights[min(i, len(rights) - 1)], fields, media_tokens)
-        for i in range(pairs)
+        _sum((left_sizes[min(i, len(lefts) - 1)], right_sizes[min(i, len(rights) - 1)], shared))
+        for i in range(max(len(lefts), len(rights)))
     )
 
 
-def _pair(left: Any, right: Any, fields: Fields, media_tokens: int) -> PromptSize:
+def _contents(parts: tuple[Any, ...], media_tokens: int) -> PromptSize:
     scale = Scale(media_tokens)
-    for part in (left, right, fields.instruction, fields.chat_template_kwargs):
+    for part in parts:
         scale.content(part)
+    return scale.size()
+
+
+def _sum(sizes: tuple[PromptSize, ...]) -> PromptSize:
+    scale = Scale(0)
+    for size in sizes:
+        scale.add(size)
     return scale.size()
 
 

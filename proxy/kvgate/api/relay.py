@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import anyio
@@ -25,6 +24,9 @@ from kvgate.clock import Clock
 from kvgate.sse import SSEMeter
 from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.types import Outcome
+
+LAST_WORD_S_MAX = 1.0
+"""For the last word to a client when this process ends; one that does not read does not get it."""
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +65,11 @@ class ASGIReply:
         self._record.bytes_out += len(chunk)
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def finish(self) -> None:
+    async def finish(self, last: bytes = b"") -> None:
         if not self._finished:
             self._finished = True
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._record.bytes_out += len(last)
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """A complete answer of our own in one go."""
@@ -84,19 +87,38 @@ class Relay:
         self._dialect = dialect
         self._record = record
         self._clock = clock
+        self._line = anyio.CancelScope()
+        self._broken_off = False
+
+    def break_off(self) -> None:
+        """End it now, for this process ends: the client is told, in place of what it would have got."""
+        self._broken_off = True
+        self._line.cancel()
 
     async def __call__(self, receive: Receive, send: Send, arrived_s: float) -> None:
         """Raises nothing but foreign cancellation; the record has its outcome in every case."""
         reply = ASGIReply(send, self._record.request_id, self._record)
         self._record.outcome = Outcome.CLIENT_GONE
         try:
-            with anyio.CancelScope() as line, _watched(receive, line):
-                ended = await self._served(reply)
-                self._record.outcome = ended.outcome
-                if ended.answer is not None:
-                    await self._say(ended.answer, ended.meter, reply)
+            with self._line as line:
+                # A plain task: a task group costs five times as much here, for every request.
+                watching = asyncio.create_task(_watch(receive, line))
+                try:
+                    ended = await self._served(reply)
+                    self._record.outcome = ended.outcome
+                    if ended.answer is not None:
+                        await self._say(ended.answer, ended.meter, reply)
+                finally:
+                    watching.cancel()
+            if line.cancelled_caught and self._broken_off:
+                await self._say_last(reply)
         finally:
             self._record.total_s = self._clock.monotonic() - arrived_s
+
+    async def _say_last(self, reply: ASGIReply) -> None:
+        self._record.outcome = Outcome.EVICTED_DRAINING
+        with anyio.move_on_after(LAST_WORD_S_MAX):
+            await self._say(said.broken_off(), None, reply)
 
     async def _served(self, reply: ASGIReply) -> Ended:
         """A bug of ours is an answer like any other, and never another client's trouble."""
@@ -139,17 +161,8 @@ class Relay:
         )
 
 
-@contextmanager
-def _watched(receive: Receive, line: anyio.CancelScope) -> Generator[None]:
-    """Cancel the line when the client leaves. A plain task: a task group costs five times as much here."""
-    watching = asyncio.create_task(_watch(receive, line))
-    try:
-        yield
-    finally:
-        watching.cancel()
-
-
 async def _watch(receive: Receive, line: anyio.CancelScope) -> None:
+    """Cancel the line when the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     line.cancel()

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
+MEMBERS_MAX = 10_000
+"""Of the object to write into; an API has about a hundred. Each is taken apart and joined again."""
+
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def with_max_tokens(body: bytes, field: str, value: int) -> bytes:
     """The body with `field` set to `value`; a dotted field is set inside the object named before the dot.
 
-    For bodies that `parse` accepted. Raises ValueError for one that is no JSON object, or whose named member
-    is not one: there is nowhere to write then, and forwarding it unchanged would break the reservation.
+    For bodies that `parse` accepted. Raises ValueError for one that is no JSON object, has too many members, or
+    whose named member is not an object: there is nowhere to write then, and forwarding it unchanged would break
+    the reservation.
     """
     outer, _, inner = field.rpartition(".")
     members = _members(body)
@@ -30,10 +34,14 @@ def with_max_tokens(body: bytes, field: str, value: int) -> bytes:
 
 def _members(data: bytes) -> dict[str, msgspec.Raw]:
     try:
-        return _DECODER.decode(data)
+        members = _DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         msg = f"no JSON object to write the limit into: {error}"
         raise ValueError(msg) from error
+    if len(members) > MEMBERS_MAX:
+        msg = f"{len(members)} members are too many to write the limit among"
+        raise ValueError(msg)
+    return members
 
 
 def _raw(value: int) -> msgspec.Raw:

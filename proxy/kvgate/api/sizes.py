@@ -19,6 +19,8 @@ KEY_BYTES = 4
 """Quotes, colon and comma around a key or a nested string, in an object printed as JSON."""
 SCALAR_BYTES = 8
 """A number, true, false or null in a nested object."""
+LONG = 64
+"""Entries from which on a list's numbers are counted in one go: a body may have millions of them."""
 CONTENT_DEPTH_MAX = 8
 """Content within content, as in a tool's result; no API has more than three. Deeper ones count as text."""
 
@@ -44,6 +46,8 @@ _UNREAD_KEYS = frozenset({"role", "type", "signature", "encrypted_content", "cac
 """Never printed by a template, or covered by the charge for a message."""
 _TEXT_SOURCES = ("text", "content")
 """Anthropic documents whose source is text after all."""
+
+_NUMBERS = frozenset({int, float})
 
 _ALL_BYTES = bytes(range(256))
 _NOT_TWO_BYTE_LEAD = bytes(b for b in _ALL_BYTES if not 0xD5 <= b <= 0xDF)
@@ -84,6 +88,13 @@ class Scale:
             media_tokens=self._media_tokens,
         )
 
+    def add(self, size: PromptSize) -> None:
+        """Something that stands in several prompts, measured once."""
+        self._utf8_bytes += size.utf8_bytes
+        self._dense_bytes += size.dense_bytes
+        self._messages += size.messages
+        self._media_tokens += size.media_tokens
+
     def text(self, text: str) -> None:
         if text.isascii():
             self._utf8_bytes += len(text)
@@ -108,7 +119,7 @@ class Scale:
             self.value(messages)
             return
         self._messages += len(messages)
-        for message in messages:
+        for message in self._but_numbers(messages):
             self._part(message, 0)
 
     def content(self, content: Any, depth: int = 0) -> None:
@@ -116,7 +127,7 @@ class Scale:
         if isinstance(content, str):
             self.text(content)
         elif isinstance(content, list) and depth < CONTENT_DEPTH_MAX:
-            for part in content:
+            for part in self._but_numbers(content):
                 self._part(part, depth)
         elif isinstance(content, dict) and depth < CONTENT_DEPTH_MAX:
             self._part(content, depth)
@@ -150,7 +161,7 @@ class Scale:
 
     def value(self, value: Any) -> None:
         """Anything that is printed as JSON, as deep as it comes: no recursion, so depth is no danger."""
-        stack = [value]
+        stack = [] if value is None else [value]
         while stack:
             item = stack.pop()
             if isinstance(item, str):
@@ -163,9 +174,17 @@ class Scale:
                 stack.extend(item.values())
             elif isinstance(item, list):
                 self._utf8_bytes += KEY_BYTES
-                stack.extend(item)
+                stack.extend(self._but_numbers(item))
             elif item is not None:
                 self._utf8_bytes += SCALAR_BYTES
+
+    def _but_numbers(self, items: list[Any]) -> list[Any]:
+        """The rest of a long list; what its numbers take as text is added up here."""
+        if len(items) < LONG:
+            return items
+        rest = [item for item in items if type(item) not in _NUMBERS]
+        self._utf8_bytes += SCALAR_BYTES * (len(items) - len(rest))
+        return rest
 
 
 def _is_media(part: dict[str, Any]) -> bool:

@@ -31,7 +31,8 @@ def check(
 
     logging.getLogger().addHandler(logging.NullHandler())  # the report says all that the log would
     reports = asyncio.run(_discover(settings))
-    findings = Findings(tuple(reports), warnings_of(settings, os.environ))
+    ledger, ledger_error = asyncio.run(_look_at_ledger(settings)) if settings.ledger_shared else ("", "")
+    findings = Findings(tuple(reports), warnings_of(settings, os.environ), ledger, ledger_error)
     if as_json:
         typer.echo(json.dumps(findings_json(findings), indent=2))
     else:
@@ -47,3 +48,19 @@ async def _discover(settings: Settings) -> list[BackendReport]:
     clock = SystemClock()
     ledger = MemoryLedger(clock, bypass_max=settings.bypass_max)
     return list(await EnginePool(settings, ledger, clock).discover_once())
+
+
+async def _look_at_ledger(settings: Settings) -> tuple[str, str]:
+    """Which Redis it is, or what is wrong with it."""
+    from kvgate.errors import ConfigError  # noqa: PLC0415
+    from kvgate.ledger.connect import TROUBLE, Connection  # noqa: PLC0415
+
+    connection = Connection(settings.ledger_url)
+    try:
+        return f"{await connection.check(settings.pool)} at {connection.address}", ""
+    except ConfigError as error:
+        return "", str(error)
+    except TROUBLE as error:
+        return "", f"Redis at {connection.address} can't be reached: {error}"
+    finally:
+        await connection.aclose()

@@ -23,11 +23,14 @@ WIDTH_WITHOUT_TERMINAL = 200
 class Findings:
     backends: tuple[BackendReport, ...]
     settings_warnings: tuple[str, ...] = ()
+    ledger: str = ""
+    """Which Redis a shared ledger is on; empty for one in the process's memory."""
+    ledger_error: str = ""
 
     @property
     def ok(self) -> bool:
-        """Every backend is of use."""
-        return all(not backend.errors for backend in self.backends)
+        """Every backend is of use, and so is the ledger."""
+        return not self.ledger_error and all(not backend.errors for backend in self.backends)
 
 
 def full_sessions(limits: EngineLimits) -> int:
@@ -56,6 +59,7 @@ def findings_json(findings: Findings) -> dict[str, object]:
     return {
         "ok": findings.ok,
         "backends": [_backend_json(backend) for backend in findings.backends],
+        "ledger": {"shared_over": findings.ledger or None, "error": findings.ledger_error or None},
         "warnings": list(findings.settings_warnings),
     }
 
@@ -100,7 +104,9 @@ def print_findings(findings: Findings, file: TextIO) -> None:
             console.print(f"  {name}: {source}", markup=False)
         _say(console, warnings_of_backend(backend), backend.errors)
     console.print()
-    _say(console, findings.settings_warnings, ())
+    if findings.ledger:
+        console.print(f"ledger: shared over {findings.ledger}", markup=False)
+    _say(console, findings.settings_warnings, (findings.ledger_error,) if findings.ledger_error else ())
     console.print(_verdict(findings), style="green" if findings.ok else "red", markup=False)
 
 
@@ -136,4 +142,6 @@ def _verdict(findings: Findings) -> str:
     total = sum(full_sessions(one) for one in limits)
     if findings.ok:
         return f"OK: {total:,} sessions of the whole window fit at once; shorter ones more."
+    if len(of_use) == len(findings.backends):
+        return "The ledger cannot be used."
     return f"{len(findings.backends) - len(of_use)} of {len(findings.backends)} backends cannot be used."

@@ -8,6 +8,7 @@ import typer
 
 from kvgate.cli.check import check
 from kvgate.cli.group import LineErrors
+from kvgate.cli.ledger import ledger_app
 from kvgate.cli.options import ENVIRONMENT
 from kvgate.cli.policy import policy_app
 from kvgate.cli.serve import serve
@@ -45,6 +46,7 @@ app.command(
 )(serve)
 app.command(epilog=_example("kvgate check --backend http://gpu-a:8000 --json", ENVIRONMENT))(check)
 app.add_typer(policy_app, name="policy")
+app.add_typer(ledger_app, name="ledger")
 app.command(
     epilog=_example("kvgate sim-engine --blocks 121 --block-size 32 --max-model-len 2048 --max-num-seqs 256")
 )(sim_engine)

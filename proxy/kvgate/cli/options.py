@@ -60,7 +60,9 @@ def setting_options(
     ] = None,
     ledger_lease: Annotated[
         str | None,
-        _option("--ledger-lease", POOL, "How long a silent process keeps its reservations. Default: 5s", "TIME"),
+        _option(
+            "--ledger-lease", POOL, "How long a silent process keeps its reservations. Default: 5s", "TIME"
+        ),
     ] = None,
     reservation: Annotated[
         str | None,

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import os
+import signal
+from typing import TYPE_CHECKING
 
 from kvgate.cli.options import settings_from, takes_settings
+
+if TYPE_CHECKING:
+    from kvgate.config import Settings
 
 
 @takes_settings
 def serve(options: dict[str, object]) -> int:
     """Run the proxy in front of one pool of vLLM servers."""
+    # A reload that comes before there is someone to do it waits; it would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     settings = settings_from(options)
-    import logging  # noqa: PLC0415
-
+    if settings.workers > 1:
+        return _serve_together(settings, options)
     from kvgate.app import run  # noqa: PLC0415  the web stack takes most of a second
-    from kvgate.config import warnings_of  # noqa: PLC0415
     from kvgate.telemetry.logs import configure_logs  # noqa: PLC0415
 
     log = configure_logs(settings.log_level, settings.log_format)
-    for warning in warnings_of(settings, os.environ):
-        logging.getLogger("kvgate.config").warning(warning)
+    _warn(settings)
     try:
         return run(settings, lambda: settings_from(options))
     finally:
         log.close()
+
+
+def _serve_together(settings: Settings, options: dict[str, object]) -> int:
+    """With several processes. They have a log each, and their parent its own: forked, it can't have a thread."""
+    from kvgate.workers import log_without_waiting, run  # noqa: PLC0415
+
+    log_without_waiting(settings.log_level, settings.log_format)
+    _warn(settings)
+    return run(settings, lambda: settings_from(options))
+
+
+def _warn(settings: Settings) -> None:
+    import logging  # noqa: PLC0415
+
+    from kvgate.config import warnings_of  # noqa: PLC0415
+
+    for warning in warnings_of(settings, os.environ):
+        logging.getLogger("kvgate.config").warning(warning)

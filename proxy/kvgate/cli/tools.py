@@ -42,6 +42,8 @@ def sim_engine(
             profile=profile,
             model=model,
         )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error  # sizes that no engine would start with
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port} (--port): {error.strerror}") from error
     return 0

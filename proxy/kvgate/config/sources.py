@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvgate.config.options import Option
 
 POLICY_ENV = f"{ENV_PREFIX}POLICY"
+LEDGER_PLACE = frozenset({"ledger_url", "pool"})
 BEATS_IN_A_LEASE_MIN = 4
 """A beat may be lost or late, and its repetition too, without the lease running out."""
 
@@ -44,6 +45,25 @@ def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -
     settings = effective(given)
     _check_tokenizer(settings, given)
     return settings
+
+
+def ledger_place(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -> tuple[str, str]:
+    """URL of the shared ledger and name of the pool, by the same rules as `load`, which needs more.
+
+    Raises ConfigError, also when they come to a ledger that no one shares.
+    """
+    options = [option for option in OPTIONS if option.target in LEDGER_PLACE]
+    given = settings_of(read_policy(path), str(path)) if path else {}
+    given |= _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
+    given |= _of((o, o.flag, cli[o.key]) for o in options if cli.get(o.key) is not None)
+    settings = effective(
+        {"backends": Given("backends", (), "")} | {k: v for k, v in given.items() if k in LEDGER_PLACE}
+    )
+    if not settings.ledger_shared:
+        raise ConfigError(
+            "no shared ledger: give --ledger URL, KVGATE_LEDGER, or a policy file with ledger.url"
+        )
+    return settings.ledger_url, settings.pool
 
 
 def effective(given: Mapping[str, Given]) -> Settings:
@@ -124,10 +144,10 @@ def _check_ledger(settings: Settings, given: Mapping[str, Given]) -> None:
         )
     if settings.ledger_shared and not set("{}").isdisjoint(settings.pool):
         raise ConfigError(wrong(given["pool"].origin, settings.pool, "a name without { and }"))
-    if settings.ledger_lease_s < BEATS_IN_A_LEASE_MIN * settings.ledger_heartbeat_s:
-        origin = next((given[k].origin for k in ("ledger_lease_s", "ledger_heartbeat_s") if k in given), "lease")
-        allowed = f"a lease of {BEATS_IN_A_LEASE_MIN} heartbeats or more; they are "
-        allowed += f"{settings.ledger_heartbeat_s:g} s apart"
+    shortest_s = BEATS_IN_A_LEASE_MIN * settings.ledger_heartbeat_s
+    if settings.ledger_lease_s < shortest_s:
+        origin = given["ledger_lease_s"].origin if "ledger_lease_s" in given else "lease"
+        allowed = f"{BEATS_IN_A_LEASE_MIN} heartbeats or more, {shortest_s:g} s"
         raise ConfigError(wrong(origin, settings.ledger_lease_s, allowed))
 
 

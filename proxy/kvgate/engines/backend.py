@@ -17,7 +17,7 @@ from kvgate.engines.capacity import Discovered, discover
 from kvgate.engines.engine import Engine
 from kvgate.engines.health import Seen, State
 from kvgate.engines.models import Card, window
-from kvgate.engines.probe import Prober
+from kvgate.engines.probe import Prober, Reading
 from kvgate.engines.status import BackendReport, EngineStatus
 
 if TYPE_CHECKING:
@@ -51,19 +51,25 @@ class Backend:
         http: Callable[[], httpx.AsyncClient],
         later: Later,
         learned: Callable[[], Awaitable[None]],
+        gauged: Callable[[Engine], Awaitable[None]],
     ) -> None:
-        """`learned` is called when a probe has read what the backend says of itself, before grants follow."""
+        """`learned` is called when a probe has read what the backend says of itself, before grants follow, and
+        `gauged` for each engine whose gauges it brought, once the ledger was told.
+        """
         self.url = url
         self.engines: list[Engine] = [Engine(url, None)]
         self.cards: tuple[Card, ...] | None = None
         """None until `/v1/models` was read."""
         self.names: frozenset[str] = frozenset()
+        self.turns = 0
+        """How often it came back with other models altogether: who did is junior to who did not."""
         self.leaving = False
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
         self._later = later
         self._learned = learned
+        self._gauged = gauged
         key = settings.backend_api_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._prober = Prober(http, url, headers=self._headers, timeout_s=settings.probe_timeout_s)
@@ -105,7 +111,7 @@ class Backend:
             limits=engine.limits,
             gauges=engine.gauges,
             probe_age_s=age_s,
-            last_error=self._error or self._models_error,
+            last_error=self._last_error(),
             sources=engine.found.sources if engine.found else {},
             warnings=engine.found.warnings if engine.found else (),
             models=tuple(card.id for card in self.cards or ()),
@@ -114,8 +120,11 @@ class Backend:
     def _answers(self) -> bool:
         return self.engines[0].health.state not in {State.UNKNOWN, State.DOWN}
 
+    def _last_error(self) -> str | None:
+        return "; ".join(filter(None, [self._error, self._models_error])) or None
+
     def _soft_error(self) -> str | None:
-        return (self._error or self._models_error) if self._answers() else None
+        return self._last_error() if self._answers() else None
 
     def _errors(self) -> list[str]:
         first = self.engines[0]
@@ -135,6 +144,9 @@ class Backend:
         self._probed_at_s = self._clock.monotonic()
         for engine in self.engines:
             await self.see(engine, reading.seen)
+        if reading.seen is Seen.PROBE_GOOD and reading.metrics is not None:
+            for engine in list(self.engines):
+                await self._gauged(engine)
 
     async def see(self, engine: Engine, event: Seen | Trouble) -> None:
         """Take in something seen of an engine; grants follow before this returns."""
@@ -222,13 +234,18 @@ class Backend:
 
     async def _read_models(self) -> None:
         models = await self._prober.models()
-        if isinstance(models, str):
-            self._models_error = models
+        if isinstance(models, Reading):
+            self._models_error = models.error
+            if self.cards is None and models.seen is Seen.PROBE_GOOD:
+                self.cards = ()  # it answers, with something else: no vLLM server
             return
         self._models_error = None
         self._models_at_s = self._clock.monotonic()
+        names = frozenset(card.id for card in models)
+        if self.names and not names & self.names:
+            self.turns += 1
         self.cards = models
-        self.names = frozenset(card.id for card in models)
+        self.names = names
 
     async def _arrange(self, metrics: Metrics) -> None:
         """One engine for each rank; the engines stay the same objects while the ranks do."""

@@ -26,7 +26,7 @@ class Trouble(StrEnum):
     EMPTY = "empty"
     """A 200 without a token, as a draining engine answers: suspended once a probe or another request confirms."""
     ERROR = "error"
-    """5xx other than busy, or an error event."""
+    """5xx other than busy, an error event, or a 404 for a model that the pool serves."""
     TIMEOUT = "timeout"
 
 
@@ -54,6 +54,12 @@ class Engines(Protocol):
 
     def serves(self, model: str | None) -> bool:
         """Whether the pool answers to this model name (None: the client named none)."""
+        ...
+
+    def without(self, model: str | None) -> frozenset[str]:
+        """Ids of the engines that have told their models and don't answer to this one: an adapter that is loaded
+        on some engines only. Empty when the client named none.
+        """
         ...
 
     def model_names(self) -> tuple[str, ...]: ...

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TRIAL_PREFILL_TOKENS = 1
 """On trial one prompt at a time: the ledger lets a request exceed the bound when nothing is outstanding."""
 
+_AS_WISHED = frozenset({State.UP, State.TRIAL, State.DRAINING})
+
 log = logging.getLogger(__name__)
 
 
@@ -46,6 +48,8 @@ class Engine:
         """The `until_s` that a timer is set for."""
         self.canary = False
         """One is under way."""
+        self._logged = State.UNKNOWN
+        self._left = False
         self._telling = asyncio.Lock()
 
     @property
@@ -59,6 +63,8 @@ class Engine:
 
     @property
     def why(self) -> str:
+        if self.state is State.DRAINING:
+            return "told to give it no new work"
         if self.state is not State.ERROR:
             return self.health.why
         return self.barred or "; ".join(self.found.missing if self.found else ())
@@ -76,25 +82,37 @@ class Engine:
         )
 
     def see(self, event: Seen | Trouble, now_s: float, *, busy_hold_s: float) -> None:
-        before = self.health
-        self.health = step(before, event, now_s, busy_hold_s=busy_hold_s)
-        if self.health.state is not before.state:
-            level = logging.INFO if self.health.takes_work else logging.WARNING
-            log.log(
-                level, "engine %s: %s → %s: %s", self.id, before.state, self.health.state, self.health.why
-            )
+        self.health = step(self.health, event, now_s, busy_hold_s=busy_hold_s)
 
     async def tell(self, ledger: Ledger) -> None:
-        """Let the ledger know what is so by now, if it doesn't already."""
+        """Let the log and the ledger know what is so by now, if they don't already."""
         async with self._telling:
+            if self._left:
+                return
+            self._log_state()
             limits = self.limits
             if limits is not None and limits != self.told:
+                self._log_size(limits)
                 await ledger.observe(limits)
                 self.told = limits
 
+    def _log_state(self) -> None:
+        """The state that is shown, not the health alone: one that answers and can't be used is not up."""
+        before, self._logged = self._logged, self.state
+        if self._logged is not before:
+            level = logging.INFO if self._logged in _AS_WISHED else logging.WARNING
+            log.log(level, "engine %s: %s → %s: %s", self.id, before, self._logged, self.why)
+
+    def _log_size(self, limits: EngineLimits) -> None:
+        shape, told = limits.shape, self.told
+        if told is None or (told.blocks, told.shape) != (limits.blocks, shape):
+            text = "engine %s: %d usable KV blocks of %d tokens, a window of %d"
+            log.info(text, self.id, limits.blocks, shape.block_size, shape.max_model_len)
+
     async def leave(self, ledger: Ledger) -> None:
-        """Take it out of the ledger with all it held."""
+        """Take it out of the ledger with all it held, for good: a probe that is still under way tells nothing."""
         async with self._telling:
+            self._left = True
             if self.told is not None:
                 await ledger.forget(self.id)
                 self.told = None

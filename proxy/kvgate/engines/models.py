@@ -34,8 +34,10 @@ def read_models(body: bytes) -> tuple[Card, ...]:
 
 
 def _card(raw: Mapping[str, Any]) -> Card:
-    length = raw.get("max_model_len")
-    return Card(str(raw["id"]), length if isinstance(length, int) and length > 0 else None, raw)
+    length, name = raw.get("max_model_len"), raw["id"]
+    if not isinstance(name, str):
+        raise ValueError(f"/v1/models is not a list of models: {name!r} is no name")  # noqa: TRY004  of a body, not of ours
+    return Card(name, length if type(length) is int and length > 0 else None, raw)
 
 
 def window(cards: Iterable[Card]) -> int | None:
@@ -54,16 +56,23 @@ def merged(lists: Iterable[Iterable[Card]]) -> tuple[Card, ...]:
 def strangers(served: Mapping[str, frozenset[str]]) -> dict[str, str]:
     """The backends that have no model in common with the pool, each with the reason in words.
 
-    `served` has the names of each backend that told them, in the order of the configuration; the first one
-    says what the pool serves, so that the verdict doesn't depend on who answered first.
+    `served` has the names of each backend that told them, in the order of seniority. The pool serves what most
+    of them do, and of several the senior one: a verdict that does not depend on who answered first, and in
+    which one server that is restarted with another model does not shut out all the others.
     """
-    pool = next(iter(served.values()), frozenset[str]())
-    return {
-        url: f"serves {_names(names)}, the pool serves {_names(pool)}: give it a pool of its own"
-        for url, names in served.items()
-        if not names & pool
-    }
+
+    def agreeing(names: frozenset[str]) -> int:
+        return sum(1 for others in served.values() if names & others)
+
+    pool = max(served.values(), key=agreeing, default=frozenset[str]())
+    return {url: _strange(names, pool) for url, names in served.items() if not names & pool}
+
+
+def _strange(names: frozenset[str], pool: frozenset[str]) -> str:
+    if not names:
+        return "lists no model at /v1/models: it is no vLLM server, or has none loaded"
+    return f"serves {_names(names)}, the pool serves {_names(pool)}: give it a pool of its own"
 
 
 def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "no model"
+    return ", ".join(sorted(names))

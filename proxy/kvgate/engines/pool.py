@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from contextlib import asynccontextmanager
 from functools import partial
@@ -58,6 +59,8 @@ class EnginePool:
         """`http` serves all questions to all backends (tests); without it each backend has its own client."""
         self.on_shapes: Callable[[], Awaitable[None]] | None = None
         """Called after an engine of a new shape joined: what is queued has to be priced on it."""
+        self.on_gauges: Callable[[str, int], Awaitable[None]] | None = None
+        """Called after each scrape with an engine's id and the KV blocks that it has in use by its own gauge."""
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
@@ -96,6 +99,12 @@ class EnginePool:
         if model is None or any(model in backend.names for backend in self._fit()):
             return True
         return not any(backend.names for backend in self._backends.values())
+
+    def without(self, model: str | None) -> frozenset[str]:
+        if model is None:
+            return frozenset()
+        lacking = (b for b in self._backends.values() if b.names and model not in b.names)
+        return frozenset(engine.id for backend in lacking for engine in backend.engines)
 
     def model_names(self) -> tuple[str, ...]:
         return tuple(card["id"] for card in self.models())
@@ -226,8 +235,11 @@ class EnginePool:
             await asyncio.sleep(interval_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
     async def _let_go(self, backend: Backend) -> None:
-        """Forget a leaving backend once its last reservation is over."""
-        if not backend.leaving:
+        """Forget a leaving backend once its last reservation is over.
+
+        A probe that was under way when it went may ask this again, when another one of that URL has joined.
+        """
+        if not backend.leaving or self._backends.get(backend.url) is not backend:
             return
         ids = {engine.id for engine in backend.engines}
         if any(use.reservations for use in self._ledger.view().engines if use.limits.engine_id in ids):
@@ -238,8 +250,8 @@ class EnginePool:
 
     async def _compare(self) -> None:
         """Bar the backends that serve something else than the pool, and price on new shapes."""
-        told = {url: b.names for url, b in self._backends.items() if b.cards is not None and not b.leaving}
-        reasons = strangers(told)
+        told = [b for b in self._backends.values() if b.cards is not None and not b.leaving]
+        reasons = strangers({b.url: b.names for b in sorted(told, key=lambda b: b.turns)})
         for url, backend in self._backends.items():
             changed = [engine for engine in backend.engines if engine.barred != reasons.get(url)]
             for engine in changed:
@@ -249,6 +261,11 @@ class EnginePool:
         known, self._shapes = self._shapes, self.shapes()
         if self._shapes - known and self.on_shapes is not None:
             await self.on_shapes()
+
+    async def _gauged(self, engine: Engine) -> None:
+        usage = None if engine.gauges is None else engine.gauges.kv_usage
+        if self.on_gauges is not None and usage is not None and engine.limits is not None:
+            await self.on_gauges(engine.id, math.ceil(usage * engine.limits.blocks))
 
     # The parts --------------------------------------------------------------------------------------------
 
@@ -262,6 +279,7 @@ class EnginePool:
             http=partial(self._client, base),
             later=self._later,
             learned=self._compare,
+            gauged=self._gauged,
         )
         self._backends[base] = backend
         return backend

@@ -6,7 +6,7 @@ end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -65,17 +65,17 @@ class Prober:
         health = await self._get("/health")
         if isinstance(health, bytes):
             return Reading(Seen.PROBE_GOOD, error=scraped.error)
-        return health
+        return replace(health, error=f"{scraped.error}; {health.error}")
 
-    async def models(self) -> tuple[Card, ...] | str:
-        """The served models, or what went wrong."""
+    async def models(self) -> tuple[Card, ...] | Reading:
+        """The served models, or what went wrong: `PROBE_GOOD` when it answered with something else."""
         answer = await self._get("/v1/models")
         if isinstance(answer, Reading):
-            return answer.error or answer.seen.value
+            return answer
         try:
             return read_models(answer)
         except ValueError as error:
-            return str(error)
+            return Reading(Seen.PROBE_GOOD, error=str(error))
 
     async def canary(self, model: str | None, headers: Mapping[str, str]) -> Seen:
         """Ask for one token. An engine that drains answers at once, with 200, without it, and "abort"."""

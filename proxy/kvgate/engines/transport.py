@@ -21,8 +21,9 @@ to the first byte of the answer's body, whatever it is spent on; `read`, for eve
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
-from contextlib import contextmanager
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +33,7 @@ from yarl import URL
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.client_reqrep import ConnectionKey
@@ -49,6 +50,10 @@ HEADERS_MAX = 256
 BODY_BYTES_WHOLE = 1024 * 1024
 """A larger request body is written piece by piece, so that it doesn't hold the loop."""
 
+FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+"""Whatever aiohttp raises when the other side is the trouble."""
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -83,7 +88,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """
         if self._in_flight >= self._connections_max:
             raise httpx.PoolTimeout(f"{self._connections_max} upstream requests in flight", request=request)
-        body = await request.aread()
+        body = await _whole(request)
         self._in_flight += 1
         try:
             return await self._answer(request, body, _waits(request))
@@ -97,8 +102,10 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             await self._session.close()
 
     async def _answer(self, request: httpx.Request, body: bytes, waits: _Waits) -> httpx.Response:
-        with _mapped(request):
+        try:
             answer = await _by(waits.first_byte_at, self._send(request, body, waits.connect_s))
+        except FAILURES as error:
+            raise _in_httpx_words(error, request) from error
         return httpx.Response(
             answer.status,
             headers=list(answer.raw_headers),
@@ -118,9 +125,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return await self._session.request(
             request.method,
             URL(str(request.url), encoded=True),
-            headers=[
-                (_text(name), _text(value)) for name, value in request.headers.raw if not _framing(name)
-            ],
+            headers=_texts(request.headers.raw),
             data=_payload(body),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
@@ -180,14 +185,18 @@ class _Body(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         content = self._answer.content
+        idle = _Idle(content, self._waits.read_s)
         try:
-            with _mapped(self._request):
-                chunk = await _by(self._waits.first_byte_at, content.readany())
-                while chunk:
-                    yield chunk
-                    async with asyncio.timeout(self._waits.read_s):
-                        chunk = await content.readany()
+            chunk = await _by(self._waits.first_byte_at, content.readany())
+            while chunk:
+                yield chunk
+                idle.begin()
+                chunk = await content.readany()
+                idle.since_s = None
+        except FAILURES as error:
+            raise _in_httpx_words(error, self._request) from error
         finally:
+            idle.stop()
             self._close()
 
     async def aclose(self) -> None:
@@ -198,6 +207,47 @@ class _Body(httpx.AsyncByteStream):
             self._open = False
             self._answer.close()
             self._ended()
+
+
+class _Idle:
+    """Ends a read that waits for too long. One timer for a whole stream, looked at when it is due: setting one
+    for each read would cost as much as the read.
+    """
+
+    __slots__ = ("_bytes", "_content", "_loop", "_seconds", "_timer", "since_s")
+
+    def __init__(self, content: aiohttp.StreamReader, seconds: float | None) -> None:
+        self._content = content
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._bytes = 0
+        self.since_s: float | None = None
+        """When the read under way began; None between two reads, when no time runs."""
+
+    def begin(self) -> None:
+        """A read begins; whoever ends it sets `since_s` to None."""
+        if self._seconds is not None:
+            self.since_s = self._loop.time()
+            self._bytes = self._content.total_bytes
+            if self._timer is None:
+                self._timer = self._loop.call_at(self.since_s + self._seconds, self._due)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _due(self) -> None:
+        self._timer = None
+        if self.since_s is None or self._seconds is None:
+            return
+        due_s = self.since_s + self._seconds
+        if self._loop.time() < due_s:
+            self._timer = self._loop.call_at(due_s, self._due)
+        elif (
+            self._content.total_bytes == self._bytes
+        ):  # else it is there, and the reader just has not run yet
+            self._content.set_exception(TimeoutError())
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +282,13 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
     return body if len(body) <= BODY_BYTES_WHOLE else io.BytesIO(body)
 
 
-def _framing(name: bytes) -> bool:
-    """Headers that aiohttp writes itself: the body is at hand whole, and its length is what counts."""
-    return name.lower() in {b"content-length", b"transfer-encoding"}
+def _texts(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Without those that aiohttp writes itself: the body is at hand whole, and its length is what counts."""
+    kept = [header for header in headers if header[0].lower() not in _FRAMING]
+    try:
+        return [(name.decode(), value.decode()) for name, value in kept]
+    except UnicodeDecodeError:
+        return [(_text(name), _text(value)) for name, value in kept]
 
 
 def _text(raw: bytes) -> str:
@@ -245,24 +299,37 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-@contextmanager
-def _mapped(request: httpx.Request) -> Generator[None]:
-    """The exceptions of aiohttp in httpx's words, so that nobody above knows which client is below."""
-    try:
-        yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise httpx.ConnectTimeout(str(error), request=request) from error
-    except TimeoutError as error:
-        raise httpx.ReadTimeout("the engine was silent for too long", request=request) from error
-    except aiohttp.ClientConnectorError as error:
-        raise httpx.ConnectError(str(error), request=request) from error
-    except (
-        aiohttp.ServerDisconnectedError,
-        aiohttp.ClientPayloadError,
-        aiohttp.ClientResponseError,
-    ) as error:
-        raise httpx.RemoteProtocolError(str(error), request=request) from error
-    except aiohttp.InvalidURL as error:
-        raise httpx.UnsupportedProtocol(str(error), request=request) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise httpx.ReadError(str(error), request=request) from error
+async def _whole(request: httpx.Request) -> bytes:
+    """The body; httpx's own `aread` asks `typing` what kind of stream it is, which takes longer than reading it."""
+    if isinstance(request.stream, httpx.ByteStream):
+        return b"".join(request.stream)
+    return await request.aread()
+
+
+def _unconnected(error: aiohttp.ClientConnectorError) -> str:
+    """In words for people: aiohttp's own speak of TLS where there is none."""
+    cause = getattr(error, "os_error", None)  # a certificate's error has none
+    number, reason = getattr(cause, "errno", None), getattr(cause, "reason", None)
+    if reason == "WRONG_VERSION_NUMBER":
+        reason = "it does not speak TLS; http:// instead of https://?"
+    elif reason is None and isinstance(number, int) and number in errno.errorcode:
+        reason = os.strerror(number)
+    host = f"[{error.host}]" if ":" in error.host else error.host
+    return f"cannot connect to {host}:{error.port}: {reason or getattr(cause, 'strerror', None) or error}"
+
+
+def _in_httpx_words(error: BaseException, request: httpx.Request) -> httpx.TransportError:
+    """So that nobody above knows which client is below. `error` is one of `FAILURES`."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return httpx.ConnectTimeout(str(error), request=request)
+    if isinstance(error, TimeoutError):
+        return httpx.ReadTimeout("the engine was silent for too long", request=request)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return httpx.ConnectError(_unconnected(error), request=request)
+    if isinstance(error, aiohttp.InvalidURL):
+        return httpx.UnsupportedProtocol(str(error), request=request)
+    if isinstance(
+        error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | aiohttp.ClientResponseError
+    ):
+        return httpx.RemoteProtocolError(str(error), request=request)
+    return httpx.ReadError(str(error), request=request)

@@ -126,6 +126,13 @@ class LedgerCore:
             self._queue.unpark(entry)
         self.go_on()
 
+    def adopt(self, grant: Grant) -> None:
+        """Enter a reservation that was decided elsewhere; it may overdraw its engine, which only blocks grants.
+
+        Raises LedgerCorrupt when the request holds one already, KeyError for an engine that is not known.
+        """
+        self._book.hold(grant)
+
     def position(self, request_id: str) -> int:
         return self._queue.ahead(request_id)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvgate.sim.errors import RequestRefused
     from kvgate.sim.generation import Generation
 
-_STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "abort": "abort", None: None}
+_STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "abort": None, None: None}
 
 
 class Message(Dialect):

@@ -70,7 +70,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def answer_json(self, status: int, payload: Any, **headers: str) -> None:
-        await self.answer(status, compact(payload).encode(), **headers)
+        await self.answer(status, compact(payload).encode("utf-8", "replace"), **headers)
 
     async def start_stream(self) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]

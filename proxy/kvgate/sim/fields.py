@@ -24,7 +24,7 @@ def read_object(raw: bytes) -> Body:
         raise schema_error(
             "json_invalid", f"body.{error.pos}", "JSON decode error", "<dict of 0 items>", context
         ) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, or a number of thousands of digits
         raise RequestRefused(400, "There was an error parsing the body", "Bad Request") from error
     if not isinstance(body, dict):
         shown = f"<list of {len(body)} items>" if isinstance(body, list) else str(body)

@@ -73,11 +73,18 @@ def check_model(body: Body, served: ServedModel) -> None:
         raise unknown_model(str(model), served.name)
 
 
+def _sequences(kind: Kind, body: Body) -> int:
+    """The other APIs have no `n`; vLLM ignores it there as every unknown field."""
+    if kind not in {Kind.CHAT, Kind.COMPLETION} or body.get("n") is None:
+        return 1
+    return integer(body, "n") or 0
+
+
 def read_generation(kind: Kind, body: Body, headers: Mapping[str, str], served: ServedModel) -> Generation:
     """Raises `RequestRefused` in vLLM's words."""
     asked = _asked(kind, body)
     check_model(body, served)
-    n = 1 if body.get("n") is None else integer(body, "n") or 0
+    n = _sequences(kind, body)
     check_sampling(body, n)
     _check_rank(kind, headers)
     usage, continuous = _stream_options(body)

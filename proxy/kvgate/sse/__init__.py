@@ -8,7 +8,15 @@ read they don't count.
 from __future__ import annotations
 
 from kvgate.sse.body import JSONVerdict, inspect_json
-from kvgate.sse.fields import StreamError, is_busy
+from kvgate.sse.fields import StreamError, is_busy, is_unknown_model
 from kvgate.sse.meter import FirstEvent, SSEMeter
 
-__all__ = ["FirstEvent", "JSONVerdict", "SSEMeter", "StreamError", "inspect_json", "is_busy"]
+__all__ = [
+    "FirstEvent",
+    "JSONVerdict",
+    "SSEMeter",
+    "StreamError",
+    "inspect_json",
+    "is_busy",
+    "is_unknown_model",
+]

@@ -57,6 +57,12 @@ def is_busy(status: int, body: bytes) -> bool:
     return status == 503 and says_busy(body[:BUSY_BYTES_READ_MAX])
 
 
+def is_unknown_model(body: bytes) -> bool:
+    """Whether a 404 is vLLM's "The model `x` does not exist.", in either of its dialects."""
+    head = body[:BUSY_BYTES_READ_MAX]
+    return b"The model `" in head and b"does not exist" in head
+
+
 def says_busy(text: bytes) -> bool:
     return any(busy in text for busy in BUSY_TEXTS)
 

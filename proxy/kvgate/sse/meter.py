@@ -16,6 +16,7 @@ from kvgate.sse.events import (
     CHUNK,
     RESPONSES,
     AnthropicEvent,
+    Chunk,
     Response,
     ResponsesEvent,
 )
@@ -30,7 +31,7 @@ from kvgate.sse.fields import (
     larger,
     read,
 )
-from kvgate.sse.framing import Framing, name_and_data
+from kvgate.sse.framing import CR, LF, Framing, name_and_data
 from kvgate_policies.types import Endpoint
 
 
@@ -54,6 +55,7 @@ class SSEMeter:
         "_last_data",
         "_opened",
         "_read",
+        "_withheld",
         "aborted",
         "completion_tokens",
         "done",
@@ -90,6 +92,7 @@ class SSEMeter:
         self._framing = Framing()
         self._last_data = b""
         self._opened = False
+        self._withheld = False
         self._read = _READERS.get(endpoint, SSEMeter._openai)  # no bound method: that would be a cycle
 
     @property
@@ -98,9 +101,18 @@ class SSEMeter:
         return self._framing.blind
 
     @property
+    def cut_off(self) -> bool:
+        """The engine gave up without a word of error: what follows would pass for the end of a whole answer."""
+        return self.aborted and self.error is None
+
+    def withhold(self) -> None:
+        """The last chunk was not passed on: nobody knows any more where in an event the client's bytes end."""
+        self._withheld = True
+
+    @property
     def at_boundary(self) -> bool:
         """Whether an event of ours could start right here."""
-        return self._framing.at_boundary
+        return self._framing.at_boundary and not self._withheld
 
     @property
     def sequence_number(self) -> int | None:
@@ -119,9 +131,13 @@ class SSEMeter:
         self._see(self._framing.end())
 
     def _see(self, event: bytes) -> None:
-        name, data = name_and_data(event)
-        if data is None:
-            return
+        if event[:6] == b"data: " and LF not in event and CR not in event:  # the usual event
+            name, data = b"", event[6:]
+        else:
+            name, whole = name_and_data(event)
+            if whole is None:
+                return
+            data = whole
         self.events += 1
         self._last_data = data
         self._read(self, name, data)
@@ -134,6 +150,11 @@ class SSEMeter:
             return
         chunk = read(data, CHUNK)
         if chunk is None:
+            return
+        if _is_plain_token(chunk):
+            self.tokens_seen += 1
+            if self.first is None:
+                self.first = FirstEvent.TOKEN
             return
         if chunk.error is not None:
             self._fail(error_of(chunk.error))
@@ -265,6 +286,18 @@ _RESPONSES_END = (
 )
 _RESPONSES_SILENT = (b"response.in_progress", b"response.queued")
 _RESPONSES_READ = (*_RESPONSES_END, b"response.created", b"error", b"unknown")
+
+
+def _is_plain_token(chunk: Chunk) -> bool:
+    """Whether there is some text of one unfinished choice and nothing else: nine in ten chunks."""
+    choices = chunk.choices
+    if choices is None or len(choices) != 1 or chunk.usage is not None or chunk.error is not None:
+        return False
+    choice = choices[0]
+    if choice.finish_reason is not None:
+        return False
+    delta = choice.delta
+    return bool(choice.text or (type(delta) is dict and delta.get("content")))
 
 
 def _is_opening(choice: Choice) -> bool:

@@ -19,6 +19,8 @@ GAP_BUCKETS_S = (
     *(0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 """Decode steps take 5 to 50 ms; from a quarter of a second on, a person sees the text stop."""
+CALL_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
+"""A round trip in one region takes half a millisecond; a call gives up after a quarter of a second."""
 ESTIMATE_BUCKETS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
 """Around 1. A signed error would read better, but OpenMetrics has no histograms below zero."""
 
@@ -27,6 +29,17 @@ class Kind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+
+
+class Across(StrEnum):
+    """What the numbers of several worker processes come to, on the one page for all of them."""
+
+    SUM = "sum"
+    """Each counts its own part."""
+    ONCE = "once"
+    """All tell of the same thing: the shared ledger, an engine."""
+    LARGEST = "largest"
+    """As ONCE, for what must not go back when another worker is asked; or, of flags, whether any has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +52,23 @@ class Metric:
     meaning: str
     when_it_moves: str
     buckets: tuple[float, ...] = ()
+    across: Across = Across.SUM
 
     @property
     def label_names(self) -> tuple[str, ...]:
         return ("pool", *self.labels)
 
 
-def _counter(name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str) -> Metric:
-    return Metric(f"kvgate_{name}", Kind.COUNTER, labels, meaning, when_it_moves)
+def _counter(
+    name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str, across: Across = Across.SUM
+) -> Metric:
+    return Metric(f"kvgate_{name}", Kind.COUNTER, labels, meaning, when_it_moves, across=across)
 
 
-def _gauge(name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str) -> Metric:
-    return Metric(f"kvgate_{name}", Kind.GAUGE, labels, meaning, when_it_moves)
+def _gauge(
+    name: str, labels: tuple[str, ...], meaning: str, when_it_moves: str, across: Across = Across.ONCE
+) -> Metric:
+    return Metric(f"kvgate_{name}", Kind.GAUGE, labels, meaning, when_it_moves, across=across)
 
 
 def _histogram(
@@ -175,18 +193,66 @@ BYPASSES = _counter(
     (),
     "Grants that passed an older request which did not fit yet.",
     "Large and small requests are mixed. Harmless: the bound is the setting `bypass`.",
+    Across.LARGEST,
 )
 PINS = _counter(
     "pins_total",
     (),
     "Times an engine was kept free for a request that had been passed too often.",
     "Often: requests are large for the engines; capacity idles while one drains.",
+    Across.LARGEST,
 )
 LEDGER_MODE = _gauge(
     "ledger_mode",
     ("mode",),
-    "1 for the mode the ledger works in.",
-    "A mode other than the configured one: the ledger's store is not usable.",
+    "1 for the mode the ledger works in: `memory`, `redis`, or while Redis is away `local`, `closed` or `open`. "
+    "With several workers more than one mode can be 1.",
+    "local, closed or open: Redis can't be reached; ledger_call_failures_total and the log say why.",
+    Across.LARGEST,
+)
+LEDGER_PROCESSES = _gauge(
+    "ledger_processes",
+    (),
+    "Processes that share the ledger, by their leases.",
+    "Fewer than were started: one is down, or cut off from Redis. More: an old one is still draining.",
+)
+LEDGER_CALLS = _histogram(
+    "ledger_call_duration_seconds",
+    ("call",),
+    CALL_BUCKETS_S,
+    "Time of a call to the shared ledger, by what it was; each admitted request makes two.",
+    "Mass above 10 ms: Redis or the network is slow, and each request waits for it.",
+)
+LEDGER_CALL_FAILURES = _counter(
+    "ledger_call_failures_total",
+    ("call",),
+    "Calls to the shared ledger that got no answer. The next heartbeat puts right what they left.",
+    "A few: a failover. Many: Redis is away or overloaded; see ledger_mode.",
+)
+LEDGER_EPOCHS = _counter(
+    "ledger_epoch_changes_total",
+    (),
+    "Times this process found the shared ledger empty or replaced, and said again what it holds.",
+    "Redis was restarted, flushed or failed over, once for each process. Grants pause for under a second.",
+)
+LEDGER_LEASES_LOST = _counter(
+    "ledger_leases_lost_total",
+    (),
+    "Times this process had been taken for gone and came back.",
+    "It was paused for longer than the lease (a stopped process, an overloaded machine), or Redis lost it.",
+)
+LEDGER_MODE_SWITCHES = _counter(
+    "ledger_mode_switches_total",
+    ("mode",),
+    "Times the ledger went over to this mode.",
+    "Often: the way to Redis is unsteady.",
+)
+LEDGER_REPAIRS = _counter(
+    "ledger_repairs_total",
+    ("cause",),
+    "Times a heartbeat had to find out what became of a request: an unanswered call, a grant for one that had "
+    "left, a gap in the stream of grants.",
+    "Some with every outage, and with clients that leave. Steadily without either: report it.",
 )
 CAPACITY_BLOCKS = _gauge(
     "ledger_capacity_blocks",
@@ -262,6 +328,7 @@ ENGINE_PREEMPTIONS = _counter(
     ("engine",),
     "Preemptions the engine counted since it started.",
     "Any increase: something runs on the engine that the ledger does not know, or costs are too low.",
+    Across.LARGEST,
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -75,6 +75,7 @@ def configure_logs(
     """
     writer = QueuedWriter(stream or sys.stderr)
     writer.setFormatter(JSONFormatter() if log_format == "json" else TextFormatter())
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in our lines
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [writer]

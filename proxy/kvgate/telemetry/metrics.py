@@ -25,6 +25,7 @@ from kvgate import __version__
 from kvgate.telemetry import catalogue
 from kvgate.telemetry.gaps import BulkHistogram
 from kvgate.telemetry.labels import Children, LabelCap
+from kvgate.telemetry.ledger import LedgerCounters
 from kvgate.telemetry.scrape import EngineStatus, PoolCollector
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ class Telemetry:
         self._gaps = BulkHistogram(catalogue.GAP_BUCKETS_S)
         self._collector: PoolCollector | None = None
         self._make_instruments()
+        self.ledger = LedgerCounters(
+            calls=self._histograms(catalogue.LEDGER_CALLS),
+            failures=self._counters(catalogue.LEDGER_CALL_FAILURES),
+            epochs=self._counters(catalogue.LEDGER_EPOCHS),
+            leases=self._counters(catalogue.LEDGER_LEASES_LOST),
+            switches=self._counters(catalogue.LEDGER_MODE_SWITCHES),
+            repairs=self._counters(catalogue.LEDGER_REPAIRS),
+        )
+        """For a shared ledger to report to."""
         self._gauge(catalogue.BUILD_INFO).labels(pool, __version__).set(1)
 
     def watch(

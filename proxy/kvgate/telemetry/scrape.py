@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ENGINE_STATES = ("unknown", "up", "trial", "busy", "draining", "suspended", "down", "error")
 """All of them are exported, so that a state that was left reads 0 and not "no data"."""
+SHARED_MODES = ("redis", "local", "closed", "open")
+"""All of them are exported for a shared ledger, for the same reason."""
 WELL_STATES = frozenset({"up", "trial", "busy", "draining"})
 
 Row = tuple[tuple[str, ...], float]
@@ -120,12 +122,18 @@ def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
     yield catalogue.QUEUE_OLDEST, [((), view.oldest_wait_s)]
     yield catalogue.BYPASSES, [((), view.totals.get("bypasses", 0))]
     yield catalogue.PINS, [((), view.totals.get("pins", 0))]
-    yield catalogue.LEDGER_MODE, [((view.mode,), 1)]
+    yield catalogue.LEDGER_MODE, [((mode,), float(mode == view.mode)) for mode in _modes(view)]
+    yield catalogue.LEDGER_PROCESSES, [((), view.processes)]
     yield catalogue.CAPACITY_BLOCKS, _of_each(view, lambda use: use.limits.blocks)
     yield catalogue.RESERVED_BLOCKS, _of_each(view, lambda use: use.reserved.blocks)
     yield catalogue.SEQ_SLOTS, _of_each(view, lambda use: use.limits.seqs)
     yield catalogue.RESERVED_SEQS, _of_each(view, lambda use: use.reserved.seqs)
     yield catalogue.RESERVED_PREFILL, _of_each(view, lambda use: use.reserved.prefill_tokens)
+
+
+def _modes(view: LedgerView) -> Iterable[str]:
+    """A ledger in memory has one mode; a shared one shows all it may go over to."""
+    return (view.mode,) if view.mode not in SHARED_MODES else SHARED_MODES
 
 
 def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:

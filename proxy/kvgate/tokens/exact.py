@@ -21,6 +21,9 @@ ASKED_AT_ONCE_MAX = 8
 ASKED_MAX = 128
 """Prompts of one request that are counted by the engine; a longer list is estimated, for each costs it
 milliseconds that its own requests wait for."""
+ASKED_BYTES_MAX = 8 * 1024 * 1024
+"""Text of one request that a tokenizer is given: more than a window of a million tokens holds. What is larger is
+estimated, and refused by the engine, whose own check takes no tokenizer."""
 
 
 def given(request: InferenceRequest) -> TokenCount | None:
@@ -43,12 +46,14 @@ def clipped(request: InferenceRequest, tokens: Iterable[int], *, exact: bool) ->
 
 
 def countable(request: InferenceRequest) -> bool:
-    """Whether a tokenizer can count all prompts: there is a body for each, not too many, and no media.
+    """Whether a tokenizer can count all prompts: a body for each, not too many or too large, and no media.
 
     Of an image a tokenizer only sees the placeholder.
     """
     bodies, prompts = len(request.tokenize), len(request.prompts)
-    return bodies == prompts and 0 < prompts <= ASKED_MAX and not any(p.media_tokens for p in request.prompts)
+    if bodies != prompts or not 0 < prompts <= ASKED_MAX or any(p.media_tokens for p in request.prompts):
+        return False
+    return sum(prompt.utf8_bytes for prompt in request.prompts) <= ASKED_BYTES_MAX
 
 
 async def ask_engine(tokenize: Tokenize | None, request: InferenceRequest) -> tuple[int, ...] | None:

@@ -131,10 +131,14 @@ class ModelRatios:
 
     def _text_tokens(self, prompt: PromptSize) -> float:
         size = _size(prompt)
-        latin_bytes = prompt.utf8_bytes - prompt.dense_bytes
-        latin, dense = (self.ratio(script, size) for script in Script)
-        template = TEMPLATE_BYTES * (dense if script_of(prompt) is Script.DENSE else latin)
-        return latin * latin_bytes + dense * prompt.dense_bytes + template
+        latin_bytes, dense_bytes = prompt.utf8_bytes - prompt.dense_bytes, prompt.dense_bytes
+        if script_of(prompt) is Script.DENSE:
+            dense_bytes += TEMPLATE_BYTES
+        else:
+            latin_bytes += TEMPLATE_BYTES
+        latin = self.ratio(Script.LATIN, size) * latin_bytes if latin_bytes else 0.0
+        dense = self.ratio(Script.DENSE, size) * dense_bytes if dense_bytes else 0.0
+        return latin + dense
 
 
 class Ratios:

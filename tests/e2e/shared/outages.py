@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +26,8 @@ class Fault(StrEnum):
     """No replica reaches Redis any more; connections hang."""
     PARTITION_OF_ONE = "partition_of_one"
     """One of the replicas doesn't; the others do."""
+    FREEZE = "freeze"
+    """Redis stands still, then goes on with all that was sent to it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,13 @@ async def outage(fault: Fault, partition_s: float) -> AsyncIterator[Outage]:
                 yield _of_one_server(fault, open_now)
             case Fault.FAILOVER:
                 yield await anyio.to_thread.run_sync(_of_sentinels, open_now)
+            case Fault.FREEZE:
+                yield _of_a_frozen_server(open_now, partition_s)
             case Fault.PARTITION | Fault.PARTITION_OF_ONE:
                 yield await _of_lines(fault, open_now, partition_s)
 
 
-def _of_one_server(fault: Fault, open_now: ExitStack | AsyncExitStack) -> Outage:
+def _of_one_server(fault: Fault, open_now: AsyncExitStack) -> Outage:
     server = open_now.enter_context(RedisServer())
     act = server.flush if fault is Fault.FLUSH else server.restart
 
@@ -62,7 +66,18 @@ def _of_one_server(fault: Fault, open_now: ExitStack | AsyncExitStack) -> Outage
     return Outage([server.url] * REPLICAS, strike, lambda: server)
 
 
-def _of_sentinels(open_now: ExitStack | AsyncExitStack) -> Outage:
+def _of_a_frozen_server(open_now: AsyncExitStack, partition_s: float) -> Outage:
+    server = open_now.enter_context(RedisServer())
+
+    async def strike() -> None:
+        server.freeze()
+        await asyncio.sleep(partition_s)
+        server.thaw()
+
+    return Outage([server.url] * REPLICAS, strike, lambda: server)
+
+
+def _of_sentinels(open_now: AsyncExitStack) -> Outage:
     servers = open_now.enter_context(SentinelSet())
     first = servers.master()
 

@@ -191,7 +191,10 @@ class Sampled:
     @property
     def preemptions(self) -> int:
         """Since the engines started; they are started for the test."""
-        last = {sample.engine: sample.preemptions for sample in self.samples}
+        return self.preemptions_until(float("inf"))
+
+    def preemptions_until(self, at_s: float) -> int:
+        last = {sample.engine: sample.preemptions for sample in self.samples if sample.at_s < at_s}
         return sum(last.values())
 
     def over(self, since_s: float = 0.0, until_s: float = float("inf")) -> Over:
@@ -281,7 +284,7 @@ async def until(is_so: Callable[[], Awaitable[bool]], what: str, within_s: float
 def is_zero(view: dict[str, Any]) -> bool:
     """Of `GET /admin/ledger`: nothing queued and nothing reserved."""
     names = ("reserved_blocks", "reserved_seqs", "reserved_prefill_tokens", "reservations")
-    return not view["queued"] and not any(engine[name] for engine in view["engines"] for name in names)
+    return view["queued"] == 0 and not any(engine[name] for engine in view["engines"] for name in names)
 
 
 async def at_zero(fleet: Fleet, within_s: float = SOON_S) -> float:
@@ -299,9 +302,13 @@ async def saturated(fleet: Fleet, within_s: float = SOON_S) -> None:
     async def full() -> bool:
         async with aiohttp.ClientSession() as http:
             states = [await (await http.get(f"{url}/sim/state")).json() for url in fleet.engines]
-        return sum(s["running"] for s in states) >= 0.9 * fleet.sizes.sessions
+        running: int = sum(state["running"] for state in states)
+        return running >= 0.9 * fleet.sizes.sessions
 
-    await until(full, f"{fleet.sizes.sessions} sessions running", within_s)
+    try:
+        await until(full, f"{fleet.sizes.sessions} sessions running", within_s)
+    except AssertionError as late:
+        raise AssertionError("\n".join([str(late), *fleet.trouble()[:1]])) from late
 
 
 # Telling

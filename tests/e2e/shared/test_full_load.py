@@ -31,6 +31,8 @@ LOAD_S = 180.0 if LONG else 15.0
 IDLE_S = 15.0 if LONG else 4.0
 CALLS_PER_REQUEST_MAX = 2.0
 """Reserve and release; all else rides with the heartbeats."""
+IDLE_RATE_ERROR = 0.02
+"""How well the rate of the heartbeats is known, from a few seconds without load."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(600 if LONG else 120)]
 
@@ -76,5 +78,5 @@ async def test_never_more_than_fits_and_nothing_left(tmp_path, measured):
     assert zero_s < LEASE_S
     assert zero_in_redis
     assert verdict[0] == 0, verdict[1]
-    assert per_request <= CALLS_PER_REQUEST_MAX
+    assert per_request <= CALLS_PER_REQUEST_MAX + IDLE_RATE_ERROR * idle_rate * load_s / admitted
     assert fleet.trouble() == []

@@ -41,6 +41,8 @@ APART_S = 1.0
 OVERTAKEN_SHARE_MAX = 0.02
 """A queue that lost its order overtakes in half of all pairs."""
 
+FAULTS = [fault for fault in Fault if LONG or fault is not Fault.FREEZE]
+
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(600 if LONG else 150)]
 
 
@@ -62,7 +64,7 @@ async def normal_again(fleet: Fleet) -> float:
     return await until(all_shared, "every replica back on the shared ledger")
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_in_mode_local(fault, tmp_path, measured):
     async with (
         outage(fault, PARTITION_S) as redis_that_fails,
@@ -84,8 +86,9 @@ async def test_in_mode_local(fault, tmp_path, measured):
     records = records_of(made)
     orders = [order_of(crowd.records, struck_s, APART_S) for crowd in made]
     overall = order_of(records, struck_s, APART_S)
-    bound_s = GRACE_S if fault in {Fault.FLUSH, Fault.RESTART, Fault.FAILOVER} else LEASE_S
+    bound_s = GRACE_S if fault is Fault.FLUSH else LEASE_S  # the others are times without Redis
     before, after = sampled.over(until_s=struck_s + bound_s), sampled.over(since_s=struck_s + bound_s)
+    preempted_later = sampled.preemptions - sampled.preemptions_until(struck_s + bound_s)
     measured(
         load_rows(records, sampled)
         | {
@@ -93,6 +96,7 @@ async def test_in_mode_local(fault, tmp_path, measured):
             "streams in flight at the fault": len(in_flight(records, struck_s)),
             f"over capacity until {bound_s:g} s after the fault": over_row(before, struck_s),
             "over capacity later": over_row(after, struck_s),
+            "preemptions later": preempted_later,
             "capacity in use during and after the fault": [
                 round(sampled.sessions_mean(struck_s, healed_s) / SIZES.sessions, 2),
                 round(sampled.sessions_mean(healed_s, stopped_s) / SIZES.sessions, 2),
@@ -111,7 +115,7 @@ async def test_in_mode_local(fault, tmp_path, measured):
     if fault is Fault.FLUSH:
         assert overall.share <= OVERTAKEN_SHARE_MAX
     assert after.samples == 0
-    assert sampled.preemptions == 0
+    assert preempted_later == 0
     assert zero_s < LEASE_S
     assert zero_in_redis
     assert problems == []

@@ -12,6 +12,7 @@ from e2e.shared.rig import (
     at_zero,
     crowds,
     load_rows,
+    order_of,
     over_row,
     records_of,
     sampling,

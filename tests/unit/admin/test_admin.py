@@ -117,6 +117,7 @@ async def test_ready_says_why_not(client: httpx.AsyncClient, process: Process) -
 async def test_the_ledger_as_json(client: httpx.AsyncClient) -> None:
     assert (await client.get("/admin/ledger")).json() == {
         "mode": "memory",
+        "processes": 1,
         "queued": 2,
         "oldest_wait_s": 1.5,
         "engines": [

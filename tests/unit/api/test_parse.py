@@ -149,7 +149,9 @@ class TestLimits:
     def test_beam_search_costs_n_sequences(self):
         assert read(Endpoint.COMPLETIONS, prompt="x", use_beam_search=True, n=3).n == 3
 
-    @pytest.mark.parametrize(("value", "most"), [(16, 16), (-1, -1), (-2, None), (0, None), (None, None), ("x", None)])
+    @pytest.mark.parametrize(
+        ("value", "most"), [(16, 16), (-1, -1), (-2, None), (0, None), (None, None), ("x", None)]
+    )
     def test_truncation(self, value: object, most: int | None):
         assert read(Endpoint.COMPLETIONS, prompt="x", truncate_prompt_tokens=value).prompt_tokens_max == most
 

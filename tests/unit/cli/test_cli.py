@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvgate.config import Settings
 
-COMMANDS = ("serve", "check", "policy", "policy check", "sim-engine", "demo", "version")
+COMMANDS = ("serve", "check", "policy", "policy check", "ledger", "sim-engine", "demo", "version")
 PLAIN = {"NO_COLOR": "1", "COLUMNS": "200", "TERM": "dumb"}
 
 
@@ -55,7 +55,17 @@ def test_options_reach_the_settings(runner: CliRunner) -> None:
         *("--queue-wait", "5m", "--queue-depth", "2k", "--max-tokens-default", "512"),
         *("--max-num-seqs", "64", "--reservation", "guaranteed", "--prompt-tokens", "backend", "--extra"),
         *("--num-gpu-blocks", "121", "--block-size", "32", "--max-model-len", "2048", "--workers", "1"),
-        *("--ledger", "memory://", "--host", "::1", "--admin-host", "::1", "--log-format", "text"),
+        *(
+            "--ledger",
+            "redis://r:6379/1",
+            "--ledger-on-failure",
+            "open",
+            "--ledger-lease",
+            "7s",
+            "--pool",
+            "m",
+        ),
+        *("--host", "::1", "--admin-host", "::1", "--log-format", "text"),
     )
     assert settings.backends == ("http://a:1", "http://b:2")
     assert (settings.port, settings.admin_port, settings.host, settings.admin_host) == (0, 7, "::1", "::1")
@@ -65,6 +75,8 @@ def test_options_reach_the_settings(runner: CliRunner) -> None:
     assert (settings.max_num_seqs, settings.prompt_tokens) == (64, "backend")
     assert (settings.num_gpu_blocks, settings.block_size, settings.max_model_len) == (121, 32, 2048)
     assert settings.log_format == "text"
+    assert (settings.ledger_url, settings.pool, settings.workers) == ("redis://r:6379/1", "m", 1)
+    assert (settings.ledger_on_failure, settings.ledger_lease_s) == ("open", 7)
 
 
 def test_command_line_over_environment_over_policy(runner: CliRunner, tmp_path: Path) -> None:
@@ -106,12 +118,12 @@ def test_bare_kvgate_shows_its_commands(runner: CliRunner) -> None:
         ("serve --backend http://a --port x", "--port: 'x' is not allowed; allowed: a port"),
         (
             "serve --backend http://a --workers 4",
-            "--workers: '4' is not allowed; allowed: 1 (several processes need",
+            "--workers: 4 is not allowed; allowed: 1 with the ledger memory://",
         ),
         ("serve --backend http://a --reservation forecast", "guaranteed (`forecast` is not in this version)"),
         (
-            "serve --backend http://a --ledger redis://r",
-            "--ledger: 'redis://r' is not allowed; allowed: memory://",
+            "serve --backend http://a --ledger redis:r",
+            "--ledger: 'redis:r' is not allowed; allowed: memory://, or redis://",
         ),
         (
             "serve --backend http://a --queue-wait 30",

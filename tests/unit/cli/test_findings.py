@@ -63,6 +63,7 @@ def test_as_json() -> None:
     answer = findings_json(Findings((report(limits()),), ("a doubt",)))
     assert answer == {
         "ok": True,
+        "ledger": {"shared_over": None, "error": None},
         "warnings": ["a doubt"],
         "backends": [
             {
@@ -87,3 +88,20 @@ def test_as_json() -> None:
             }
         ],
     }
+
+
+def test_a_shared_ledger_is_looked_at() -> None:
+    good = Findings((report(limits()),), ledger="Redis 7.0.15 at redis://r:6379")
+    out = io.StringIO()
+    print_findings(good, out)
+    assert "ledger: shared over Redis 7.0.15 at redis://r:6379" in out.getvalue()
+    assert findings_json(good)["ledger"] == {"shared_over": good.ledger, "error": None}
+
+
+def test_a_ledger_that_cannot_be_used_fails_the_check() -> None:
+    bad = Findings((report(limits()),), ledger_error="Redis at redis://r:6379 can't be reached: refused")
+    out = io.StringIO()
+    print_findings(bad, out)
+    assert not bad.ok
+    assert "error: Redis at redis://r:6379 can't be reached: refused" in out.getvalue()
+    assert out.getvalue().rstrip().endswith("The ledger cannot be used.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvgate.config import Settings, load, policy_path, warnings_of
+from kvgate.config import Settings, load, policy_path, redacted, warnings_of
 from kvgate.config.options import OPTIONS, Option
 from kvgate.errors import ConfigError
 
@@ -58,8 +58,27 @@ def test_no_backend_says_the_three_ways() -> None:
         ({"port": 99999}, "--port: 99999 is not allowed; allowed: a port"),
         ({"queue_wait": "soon"}, "--queue-wait: 'soon' is not allowed; allowed: a duration"),
         ({"queue_depth": 0}, "--queue-depth: 0 is not allowed; allowed: a whole number from 1"),
-        ({"workers": 2}, "--workers: 2 is not allowed; allowed: 1 (several processes need a shared ledger"),
-        ({"ledger": "redis://r"}, "--ledger: 'redis://r' is not allowed; allowed: memory://"),
+        ({"workers": 2}, "--workers: 2 is not allowed; allowed: 1 with the ledger memory://, which each"),
+        (
+            {"workers": 65, "ledger": "redis://r"},
+            "--workers: 65 is not allowed; allowed: Input should be less",
+        ),
+        (
+            {"ledger": "postgres://r"},
+            "--ledger: 'postgres://r' is not allowed; allowed: memory://, or redis://",
+        ),
+        ({"ledger": "memory://x"}, "--ledger: 'memory://x' is not allowed; allowed: memory://, or redis://"),
+        ({"ledger": "redis://"}, "--ledger: 'redis://' is not allowed; allowed: memory://, or redis://"),
+        ({"ledger": "redis://:hush@"}, "--ledger: 'redis://…@' is not allowed"),
+        (
+            {"ledger_on_failure": "ask"},
+            "--ledger-on-failure: 'ask' is not allowed; allowed: local, closed or",
+        ),
+        ({"ledger_lease": "900ms"}, "--ledger-lease: 0.9 is not allowed; allowed: 4 heartbeats or more, 1 s"),
+        (
+            {"ledger": "redis://r", "pool": "a}b"},
+            "--pool: 'a}b' is not allowed; allowed: a name without { and",
+        ),
         ({"reservation": "forecast"}, "--reservation: 'forecast' is not allowed; allowed: guaranteed"),
         ({"reservation": "some"}, "--reservation: 'some' is not allowed; allowed: guaranteed"),
         ({"prompt_tokens": "local:"}, "--prompt-tokens: 'local:' is not allowed; allowed: learned, backend"),
@@ -88,7 +107,7 @@ def test_a_bad_variable_is_named() -> None:
 
 
 def test_each_mistake_has_its_line() -> None:
-    assert len(refused(port="x", queue_wait="y", workers=3).splitlines()) == 3
+    assert len(refused(port="x", queue_wait="y", workers="z").splitlines()) == 3
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
@@ -98,7 +117,9 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
 
 EXAMPLES: dict[str, tuple[str, object]] = {
     "backends": ("http://b:2", ("http://b:2",)),
-    "ledger": ("memory://", "memory://"),
+    "ledger": ("redis+sentinel://a:1,b:2/main/0", "redis+sentinel://a:1,b:2/main/0"),
+    "ledger_on_failure": ("closed", "closed"),
+    "ledger_heartbeat": ("200ms", 0.2),
     "host": ("0.0.0.0", "0.0.0.0"),
     "admin_host": ("::", "::"),
     "workers": ("1", 1),
@@ -145,6 +166,28 @@ def test_secrets_are_never_shown() -> None:
     assert "hush" not in repr(settings)
     assert "shh" not in repr(settings)
     assert all(not option.flag for option in OPTIONS if option.secret)
+
+
+PASSWORDS = ("hush", "hu/sh", "hu@sh", "hu:sh", "", "p%40ss")
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_the_password_of_a_ledger_is_never_shown(password: str) -> None:
+    url = f"redis://user:{password}@host:6379/0"
+    settings = load(None, {"KVGATE_LEDGER": url}, BACKEND)
+    assert settings.ledger_url == url
+    assert settings.ledger_shared
+    assert "user" not in repr(settings)
+    assert redacted(f"cannot reach {url} now") == "cannot reach redis://…@host:6379/0 now"
+    message = refused({"KVGATE_LEDGER": url + "\x00"})
+    assert "user" not in message
+    assert "redis://…@host" in message
+
+
+def test_several_workers_have_a_shared_ledger() -> None:
+    shared = {**BACKEND, "ledger": "redis://r", "workers": "4", "pool": "llama"}
+    assert load(None, {}, shared).workers == 4
+    assert not load(None, {}, BACKEND).ledger_shared
 
 
 def test_doubtful_settings_are_said() -> None:

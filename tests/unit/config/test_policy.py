@@ -27,7 +27,7 @@ pools:
     speculative_tokens: 3
     watermark: 2%
     api_key: {env: BACKEND_KEY}
-ledger: {url: "memory://"}
+ledger: {url: "redis://r:6379/1", lease: 8s, on_failure: closed}
 defaults:
   queue: {depth: 5k, wait: 15m, order: fifo}
   max_tokens: {default: 1024, cap: 16k}
@@ -59,7 +59,8 @@ def test_every_key_reaches_the_settings(file: Path) -> None:
     assert settings.speculative_tokens == 3
     assert settings.watermark == pytest.approx(0.02)
     assert settings.backend_api_key == "s3cret"
-    assert settings.ledger_url == "memory://"
+    assert settings.ledger_url == "redis://r:6379/1"
+    assert (settings.ledger_lease_s, settings.ledger_on_failure) == (8, "closed")
     assert settings.bypass_max == 3
     assert settings.tenant.queue_depth_max == 5000
     assert settings.tenant.queue_wait_s_max == 900
@@ -119,11 +120,17 @@ def test_the_example_in_the_documentation_is_valid(file: Path) -> None:
         ),
         (SMALL + "mode: observe", "allowed: enforce (the modes `observe` and `off` are not in this version)"),
         (SMALL + "mode: off", "the modes `observe` and `off` are not in this version"),
-        (SMALL + "ledger: {url: 'redis://x'}", "ledger.url: 'redis://x' is not allowed; allowed: memory://"),
+        (SMALL + "ledger: {url: 'redis:x'}", "ledger.url: 'redis:x' is not allowed; allowed: memory://, or"),
         (
-            SMALL + "ledger: {lease: 5s}",
-            "ledger.lease: is not in this version; it belongs to a shared ledger",
+            SMALL + "ledger: {url: 'redis://u:hush@x'}",
+            "ledger.url: 'redis://…@x' is not allowed; allowed: a URL without user and password; the whole URL",
         ),
+        (
+            SMALL + "ledger: {on_failure: ask}",
+            "on_failure: 'ask' is not allowed; allowed: local, closed or open",
+        ),
+        (SMALL + "ledger: {lease: 5}", "ledger.lease: 5 is not allowed; allowed: a duration"),
+        (SMALL + "ledger: {lease: 500ms}", "ledger.lease: 0.5 is not allowed; allowed: 4 heartbeats or more"),
         ("version: 2\npools: {m: {backends: [http://a]}}", "version: 2 is not allowed; allowed: 1"),
         ("pools: {m: {backends: [http://a]}}", "version: is missing"),
         ("version: 1", "pools: is missing"),

@@ -25,7 +25,17 @@ def test_a_window_that_is_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"data": 3}', b'{"data": [{}]}', b'{"data": ["x"]}', b"\xff"]
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"data": 3}',
+        b'{"data": [{}]}',
+        b'{"data": ["x"]}',
+        b'{"data": [{"id": 3}]}',
+        b"\xff",
+    ],
 )
 def test_anything_else_is_an_error_in_words(body) -> None:
     with pytest.raises(ValueError, match="/v1/models is not a list of models"):
@@ -42,7 +52,29 @@ def test_who_serves_nothing_of_the_pool_is_a_stranger() -> None:
     found = strangers(served)
     assert set(found) == {"c", "d"}
     assert found["c"] == "serves x, the pool serves l, m: give it a pool of its own"
-    assert "serves no model" in found["d"]
+    assert found["d"].startswith("lists no model at /v1/models")
+
+
+M, X, NONE = frozenset({"m"}), frozenset({"x"}), frozenset[str]()
+
+
+@pytest.mark.parametrize(
+    ("served", "strange"),
+    [
+        ((M, X), {1}),  # of equally many the senior one
+        ((X, M, M), {0}),
+        ((NONE, M), {0}),
+        ((NONE, NONE), {0, 1}),
+        ((X, frozenset({"m", "l"}), frozenset({"l"}), frozenset({"m"})), {0}),
+    ],
+)
+def test_the_pool_serves_what_most_of_it_does(served, strange) -> None:
+    assert set(strangers(dict(enumerate(served)))) == strange
+
+
+def test_a_window_is_a_number() -> None:
+    (card,) = read_models(b'{"data": [{"id": "m", "max_model_len": true}]}')
+    assert card.max_model_len is None
 
 
 def test_a_pool_of_none_has_no_strangers() -> None:

@@ -401,6 +401,23 @@ async def test_a_new_shape_is_announced_before_work_goes_there() -> None:
 # --- operators ---------------------------------------------------------------------------------------------
 
 
+def test_the_log_tells_the_state_that_is_shown_and_the_size(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        world = World({"a": Server(EngineFace(num_gpu_blocks=None)), "b": Server()})
+        async with world.running():
+            world.servers["b"].face.num_gpu_blocks = 65
+            world.servers["b"].face.start_time_s += 60
+            await world.until(lambda: world.use(B).limits.blocks == 64)
+
+    with caplog.at_level("INFO", "kvgate.engines"):
+        run_virtual(story())
+    assert f"engine {A}: unknown → error: num_gpu_blocks is unknown: not found in" in caplog.text
+    assert f"engine {A}: unknown → up" not in caplog.text
+    assert [message for message in caplog.messages if "usable" in message] == [
+        f"engine {B}: {blocks} usable KV blocks of 32 tokens, a window of 2048" for blocks in (120, 64)
+    ]
+
+
 @virtual
 async def test_drain_and_undrain() -> None:
     async with World({"a": Server(EngineFace(engines=2, num_gpu_blocks=242))}).running() as world:
@@ -459,6 +476,36 @@ async def test_a_backend_that_is_added_while_it_leaves_stays() -> None:
         await asyncio.sleep(5)
         assert world.accepting()
         assert world.pool.backends() == (A,)
+
+
+async def removed_while_a_probe_is_under_way(world: World) -> None:
+    server = world.servers["a"]
+    asked = server.asked("/metrics")
+    server.hangs = True
+    await world.until(lambda: server.asked("/metrics") > asked)
+    await world.pool.remove(A)
+    assert world.pool.backends() == ()
+
+
+@virtual
+async def test_a_probe_that_outlives_its_backend_tells_the_ledger_nothing() -> None:
+    world = World({"a": Server()})
+    async with world.running():
+        await removed_while_a_probe_is_under_way(world)
+        await asyncio.sleep(10)
+        assert world.ledger.view().engines == ()
+
+
+@virtual
+async def test_a_probe_that_outlives_its_backend_leaves_the_next_one_of_that_url_alone() -> None:
+    world = World({"a": Server()})
+    async with world.running():
+        await removed_while_a_probe_is_under_way(world)
+        await world.pool.add(A)
+        world.servers["a"].hangs = False
+        await asyncio.sleep(10)
+        assert world.pool.backends() == (A,)
+        assert world.accepting()
 
 
 @virtual

@@ -87,6 +87,12 @@ def test_limits_of_a_chat(kind, body, expected):
     assert limits(kind, {**CHAT, **body}) == expected
 
 
+@pytest.mark.parametrize("n", [3, 0, "x"])
+def test_apis_without_n_ignore_it(n):
+    assert limits(Kind.RESPONSE, {"input": "a b", "max_output_tokens": 5, "n": n}) == [5]
+    assert limits(Kind.MESSAGE, {**CHAT, "max_tokens": 5, "n": n}) == [5]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -73,6 +73,10 @@ def busy_telemetry() -> Telemetry:
     telemetry.rewritten("t")
     telemetry.requeued("busy")
     telemetry.observe_gaps([0.01, 0.02, 0.7])
+    telemetry.ledger.called("reserve", 0.003, ok=True)
+    telemetry.ledger.called("reserve", 0.25, ok=False)
+    for event in ("epoch_changed", "lease_lost", "mode_local", "stray_grant"):
+        telemetry.ledger.happened(event)
     times = {"queue_s": 0.2, "engine_ttft_s": 0.3, "ttft_s": 0.5, "total_s": 2.0}
     tokens = {"prompt_tokens_counted": 110, "prompt_tokens_real": 100, "completion_tokens": 50}
     telemetry.ended(a_record(tenant="t", resends=1, **times, **tokens))
@@ -168,6 +172,35 @@ class TestRequests:
         assert value(telemetry, bucket, le="0.5") == 2
         assert value(telemetry, bucket, le="+Inf") == 3
         assert value(telemetry, "kvgate_inter_token_latency_seconds_sum") == pytest.approx(0.73)
+
+
+class TestSharedLedger:
+    def test_what_it_reports_is_counted(self) -> None:
+        telemetry = busy_telemetry()
+        assert value(telemetry, "kvgate_ledger_call_duration_seconds_count", call="reserve") == 2
+        assert value(telemetry, "kvgate_ledger_call_failures_total", call="reserve") == 1
+        assert value(telemetry, "kvgate_ledger_epoch_changes_total") == 1
+        assert value(telemetry, "kvgate_ledger_leases_lost_total") == 1
+        assert value(telemetry, "kvgate_ledger_mode_switches_total", mode="local") == 1
+        assert value(telemetry, "kvgate_ledger_repairs_total", cause="stray_grant") == 1
+
+    def test_what_has_not_happened_is_a_zero(self) -> None:
+        assert value(Telemetry("p"), "kvgate_ledger_epoch_changes_total") == 0
+        assert value(Telemetry("p"), "kvgate_ledger_leases_lost_total") == 0
+
+    @pytest.mark.parametrize(
+        ("mode", "shown"),
+        [
+            ("memory", {"memory": 1}),
+            ("redis", {"redis": 1, "local": 0, "closed": 0, "open": 0}),
+            ("closed", {"redis": 0, "local": 0, "closed": 1, "open": 0}),
+        ],
+    )
+    def test_one_mode_is_in_force(self, mode: str, shown: dict[str, int]) -> None:
+        telemetry = Telemetry("p")
+        telemetry.watch(lambda: LedgerView(mode=mode), list)
+        samples = families(telemetry)["kvgate_ledger_mode"].samples
+        assert {sample.labels["mode"]: sample.value for sample in samples} == shown
 
 
 class TestBounds:

@@ -196,6 +196,15 @@ async def test_very_long_list_is_estimated() -> None:
     assert len(count.tokens) == exact.ASKED_MAX + 1
 
 
+async def test_more_text_than_any_window_holds_is_estimated() -> None:
+    engine = Engine()
+    request = completion("h" * exact.ASKED_BYTES_MAX, "h")
+    assert not (await BackendCounter(engine.tokenize).count(request)).exact
+    assert engine.asked == 0
+    await BackendCounter(engine.tokenize).count(completion("h" * exact.ASKED_BYTES_MAX))
+    assert engine.asked == 1
+
+
 @pytest.mark.parametrize("counter_of", [LearnedCounter, BackendCounter])
 async def test_media_and_bodies_that_cannot_be_counted_are_estimated(
     counter_of: type[LearnedCounter | BackendCounter],

@@ -1,0 +1,93 @@
+-- beat: give or renew a lease, and say what the process holds.
+--
+-- ARGV: 3 ack, 4 rel, 5 number of closed engines and their ids; then for each engine with sums: id, blocks, seqs,
+-- prefill tokens, reservations. Sums are absolute; an engine that is not named has none.
+-- A slot becomes what was asserted + the grants above `ack`, and the engine's sums change by the difference. A beat
+-- older than the last (by `ack` or `rel`) leaves the sums alone: they would bring back what was released since.
+-- The first beat of a process that was taken for gone takes its orphans back before, so nothing is counted twice.
+-- Adds: processes with a lease, 1 when this one had none, the latest gseq. Errors: LEDGERCORRUPT.
+
+local ack, rel = whole(3), whole(4)
+local closed_list, sums_at = names(5)
+local closed, asserted = set_of(closed_list), {}
+for place = sums_at, #ARGV, 5 do
+  asserted[ARGV[place]] = { whole(place + 1), whole(place + 2), whole(place + 3), whole(place + 4) }
+end
+
+begin()
+local process = process_of(mine)
+local is_new = process == nil
+if is_new then
+  process = { mask = '', ack = 0, rel = 0 }
+  processes[mine] = process
+  changed_process(mine)
+  take_back(mine)
+end
+call('ZADD', K.leases, int(now + LEASE_MS), mine)
+
+-- What would change: engine, slot, differences, grants kept, grants that were read.
+local function changes()
+  local list = {}
+  read_slots(mine)
+  for id, engine in pairs(all_engines()) do
+    local slot, said = slot_of(mine, id), asserted[id] or { 0, 0, 0, 0 }
+    local kept, above, read = '', { 0, 0, 0, 0 }, {}
+    if slot.u ~= '' then
+      kept, above, read = split_unseen(slot.u, ack)
+    end
+    local b, s = said[1] + above[1] - slot.b, said[2] + above[2] - slot.s
+    local p, n = said[3] + above[3] - slot.p, said[4] + above[4] - slot.n
+    if b ~= 0 or s ~= 0 or p ~= 0 or n ~= 0 or next(read) then
+      local why = objection(slot, engine, b, s, p, n)
+      if why then
+        return nil, why
+      end
+      list[#list + 1] = { engine, slot, b, s, p, n, kept, read }
+    end
+  end
+  return list
+end
+
+local function apply(list)
+  for _, change in ipairs(list) do
+    local engine, slot, b, s, p, n, kept, read = unpack(change)
+    slot.u = kept
+    add_to_slot(mine, engine, slot, b, s, p, n)
+    drop_unseen(read)
+    drop_if_unused(engine)
+  end
+end
+
+if ack >= process.ack and rel >= process.rel then
+  for id, said in pairs(asserted) do
+    if said[4] > 0 and not engine_of(id) then
+      new_engine(id)
+    end
+  end
+  local list, why = changes()
+  if not list then
+    return corrupt(why)
+  end
+  apply(list)
+  process.ack, process.rel = ack, rel
+  changed_process(mine)
+end
+
+for id, engine in pairs(all_engines()) do
+  if mask_at(process.mask, engine.no) ~= UNKNOWN then
+    local state = closed[id] and KNOWN or USED
+    if set_mask(mine, process, engine, state) ~= state then
+      recheck(false)
+    end
+  end
+end
+
+local answer = finish(
+  call('ZCOUNT', K.leases, '(' .. int(now), '+inf'), is_new and 1 or 0, meta.gseq
+)
+if call('PTTL', K.meta) < KEEP_MS / 2 then
+  for _, key in ipairs(KEYS) do
+    call('PEXPIRE', key, KEEP_MS)
+  end
+end
+return answer

@@ -1,0 +1,175 @@
+-- Processes that are gone, and what they leave behind.
+--
+-- A process whose lease ran out loses its place: its waiters go, and its sums become orphans, still counted on
+-- their engines, until `settle` or `void` shows them free, ORPHAN_HOLD_MS are over, or the process comes back and
+-- takes them again. `orphans` has one record for each engine: the excess that the last reading of its gauge showed
+-- (false before the first), when that was, and the sums of each process that is gone.
+
+local REAPED_MAX = 256 -- waiters taken out in one call; more are taken by the calls that follow
+
+local function read_orphans(id)
+  local packed = call('HGET', K.orphans, id)
+  if not packed then
+    return { excess = false, read = 0, list = {} }
+  end
+  local a = cmsgpack.unpack(packed)
+  return { excess = a[1], read = a[2], list = a[3] }
+end
+
+-- Each element of the list: pid, since (ms), blocks, seqs, prefill tokens, reservations, unacknowledged grants.
+local function write_orphans(id, record)
+  if record.list[1] then
+    call('HSET', K.orphans, id, cmsgpack.pack({ record.excess, record.read, record.list }))
+  else
+    call('HDEL', K.orphans, id)
+  end
+end
+
+-- Take those of an engine's orphans out for which `chosen(orphan)` is true, and their sums with them.
+local function drop_orphans(id, chosen)
+  local record = read_orphans(id)
+  local engine, kept = engine_of(id), {}
+  for _, orphan in ipairs(record.list) do
+    if chosen(orphan) then
+      add_to_engine(engine, -orphan[3], -orphan[4], -orphan[5], -orphan[6])
+      count('orphans_dropped')
+    else
+      kept[#kept + 1] = orphan
+    end
+  end
+  if #kept < #record.list then
+    record.list = kept
+    write_orphans(id, record)
+    drop_if_unused(engine)
+  end
+end
+
+local function everyone()
+  return true
+end
+
+-- Drop the orphans whose time is over, and note when the next ones are due.
+local function expire_orphans()
+  local due = 0
+  for _, id in ipairs(call('HKEYS', K.orphans)) do
+    drop_orphans(id, function(orphan)
+      return orphan[2] + ORPHAN_HOLD_MS <= now
+    end)
+    for _, orphan in ipairs(read_orphans(id).list) do
+      local until_ms = orphan[2] + ORPHAN_HOLD_MS
+      due = due == 0 and until_ms or min(due, until_ms)
+    end
+  end
+  meta.hold = due
+end
+
+-- Take the waiters of a process out of the queue; false when there are more than one call takes.
+local function drop_waiters(pid)
+  local from, to = '[' .. pid .. SEPARATOR, '(' .. pid .. '\2'
+  local some = call('ZRANGEBYLEX', K.owners, from, to, 'LIMIT', 0, REAPED_MAX)
+  for _, member in ipairs(some) do
+    local entry = entry_of(member:sub(#pid + 2))
+    remove(entry)
+    unpin(entry.rid)
+    stirred = true
+  end
+  return #some < REAPED_MAX
+end
+
+-- Empty the slot of a process on an engine; what it held.
+local function empty_slot(pid, engine)
+  local slot = slot_of(pid, engine.id)
+  local held = { slot.b, slot.s, slot.p, slot.n, slot.u }
+  if slot.n > 0 or slot.u ~= '' then
+    local _, _, listed = split_unseen(slot.u, 2 ^ 53)
+    drop_unseen(listed)
+    slot.b, slot.s, slot.p, slot.n, slot.u = 0, 0, 0, 0, ''
+    changed_slot(pid, engine.id)
+  end
+  return held
+end
+
+local function orphan_slots(pid)
+  read_slots(pid)
+  for id, engine in pairs(all_engines()) do
+    local held = empty_slot(pid, engine)
+    if held[4] > 0 then
+      local record = read_orphans(id)
+      record.list[#record.list + 1] = { pid, now, unpack(held) }
+      record.excess = false
+      write_orphans(id, record)
+      count('orphaned', held[4])
+      if meta.hold == 0 then
+        meta.hold = now + ORPHAN_HOLD_MS
+      end
+    end
+  end
+end
+
+-- Strike what a process holds on an engine.
+local function void_slot(pid, engine)
+  local held = empty_slot(pid, engine)
+  add_to_engine(engine, -held[1], -held[2], -held[3], -held[4])
+  count('voided', held[4])
+end
+
+-- The process knows no engine any more; those that nobody knows go, unless something is held there.
+local function forget_process(pid)
+  local process = process_of(pid)
+  if process then
+    for _, engine in pairs(all_engines()) do
+      set_mask(pid, process, engine, UNKNOWN)
+      drop_if_unused(engine)
+    end
+  end
+  processes[pid], processes_changed[pid] = nil, nil
+  call('HDEL', K.processes, pid)
+  stirred = true
+end
+
+local reaped = {}
+
+-- A process is gone. Called again while its lease is still listed: it had more waiters than one call takes.
+local function reap(pid)
+  local is_done = drop_waiters(pid)
+  orphan_slots(pid)
+  if process_of(pid) then
+    count('reaped')
+    reaped[#reaped + 1] = pid
+  end
+  forget_process(pid)
+  if is_done then
+    call('ZREM', K.leases, pid)
+  else
+    meta.dirty = 1
+  end
+end
+
+-- Take the first process whose lease ran out for gone, unless it is the one that calls.
+local function reap_one()
+  local first = call('ZRANGE', K.leases, 0, 0, 'WITHSCORES')
+  if first[1] and first[1] ~= mine and tonumber(first[2]) <= now then
+    reap(first[1])
+  end
+end
+
+-- A process is back: its orphans are its slots again. The sums of the engines do not change by this.
+local function take_back(pid)
+  for _, id in ipairs(call('HKEYS', K.orphans)) do
+    local record, kept = read_orphans(id), {}
+    for _, orphan in ipairs(record.list) do
+      if orphan[1] == pid then
+        local slot = slot_of(pid, id)
+        slot.b, slot.s, slot.p, slot.n = slot.b + orphan[3], slot.s + orphan[4], slot.p + orphan[5], slot.n + orphan[6]
+        slot.u = slot.u .. orphan[7]
+        changed_slot(pid, id)
+      else
+        kept[#kept + 1] = orphan
+      end
+    end
+    if #kept < #record.list then
+      record.list = kept
+      write_orphans(id, record)
+    end
+  end
+end

@@ -1,0 +1,17 @@
+-- leave: a process ends in good order; its waiters, sums and lease go at once.
+-- One with more waiters than one call takes is left to the reaping, which goes on with the next calls.
+
+begin()
+local is_done = drop_waiters(mine)
+read_slots(mine)
+for _, engine in pairs(all_engines()) do
+  void_slot(mine, engine)
+end
+forget_process(mine)
+if is_done then
+  call('ZREM', K.leases, mine)
+else
+  call('ZADD', K.leases, 0, mine)
+  meta.dirty = 1
+end
+return finish()

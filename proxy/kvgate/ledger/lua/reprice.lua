@@ -1,0 +1,18 @@
+-- reprice: replace the prices of one that waits. ARGV: 3 request; then the prices, as for reserve.
+-- It may start, or be told in the stream that it never will.
+
+local rid, costs = ARGV[3], prices(4)
+
+begin()
+local entry = entry_of(rid)
+if entry and entry.pid == mine then
+  entry.costs = costs
+  changed_entry(entry)
+  if never_fits(entry.owner.mask, costs) then
+    refuse_waiting(entry, 'never_fits')
+  elseif call('ZSCORE', K.parked, rid) and could_start(entry) then
+    unpark(entry)
+  end
+  stirred = true
+end
+return finish()

@@ -1,0 +1,13 @@
+-- void: the engine restarted; what this process holds there, and all orphaned sums, exist no more. ARGV: 3 engine.
+
+local id = ARGV[3]
+
+begin()
+local engine = engine_of(id)
+if engine then
+  void_slot(mine, engine)
+  drop_orphans(id, everyone)
+  drop_if_unused(engine)
+  stirred = true
+end
+return finish()

@@ -1,0 +1,179 @@
+"""Redis is told what this process has: with every heartbeat, and anew after anything that it may have missed.
+
+A heartbeat carries the sums of the table. What sums cannot carry is told anew after an outage, a failover, a
+restart of Redis, a lost lease or a gap in the stream: the engines this process knows, and everyone that waits,
+each at the place it had. Asking again for one that is queued, or whose grant is on its way, changes nothing
+there, so all of it may be told as often as there is doubt.
+
+Two small duties ride the heartbeat as well: withdrawing what Redis may have queued although nobody waits for it
+here, and the *patrol*, which asks again for those of whom nothing was heard for `PATROL_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from kvgate.ledger.base import Refusal
+from kvgate.ledger.keeper import Claim
+from kvgate.ledger.scripts import LeaseLost
+from kvgate_policies.types import LedgerView
+
+if TYPE_CHECKING:
+    from kvgate.clock import Clock
+    from kvgate.ledger.alone import Alone
+    from kvgate.ledger.connect import Connection
+    from kvgate.ledger.scripts import BeatReply, LedgerScripts
+    from kvgate.ledger.table import Entry, Table
+    from kvgate.ledger.wakeups import Wakeups
+    from kvgate.ledger.watch import LedgerWatch
+
+PATROL_S = 5.0
+"""After which one that waits is asked for again, in case Redis lost it without a sign."""
+PATROL_MAX = 32
+"""Asked for again with one beat: a queue of 600 is gone through in `PATROL_S`."""
+ROUNDS_MAX = 64
+"""Of telling what came while the last round was under way."""
+
+log = logging.getLogger(__name__)
+
+
+class Restorer:
+    """The `Host` of a keeper. What goes wrong in a call is raised, and counts as a failure of the beat."""
+
+    def __init__(
+        self,
+        pid: str,
+        pool: str,
+        table: Table,
+        alone: Alone,
+        *,
+        connection: Connection,
+        scripts: LedgerScripts,
+        wakeups: Wakeups,
+        watch: LedgerWatch,
+        clock: Clock,
+    ) -> None:
+        self._pid = pid
+        self._pool = pool
+        self._table = table
+        self._alone = alone
+        self._connection = connection
+        self._scripts = scripts
+        self._wakeups = wakeups
+        self._watch = watch
+        self._clock = clock
+        self._checked = False
+        self._epoch = ""
+        self._live = 0
+        self.seen = LedgerView(mode="redis")
+        """The pool at the last heartbeat."""
+
+    async def check(self) -> None:
+        """Once: whether this Redis can carry a ledger. Raises ConfigError when it can't."""
+        if not self._checked:
+            name = await self._connection.check(self._pool)
+            self._checked = True
+            log.info("pool %s is shared over %s at %s", self._pool, name, self._connection.address)
+
+    async def look(self) -> None:
+        self.seen = await self._scripts.view()
+        self._table.queued_everywhere = self.seen.queued
+
+    # the heartbeat
+
+    def claim(self) -> Claim:
+        closed = [limits.engine_id for limits in self._table.limits.values() if not limits.accepting]
+        return Claim(self._table.ack, self._table.rel, self._table.claim(), closed)
+
+    async def prepare(self, *, up: bool) -> None:
+        await self.check()
+        if not up:
+            await self._wakeups.check_order()
+        await self._wakeups.catch_up()
+
+    async def beaten(self, reply: BeatReply, *, up: bool) -> None:
+        self._live = reply.live
+        if reply.epoch != self._epoch:
+            self._epoch = reply.epoch
+            self._wakeups.start_at(reply.now_ms)
+        if up:
+            await self._withdraw_doubtful()
+            await self._patrol()
+            await self.look()
+
+    async def _withdraw_doubtful(self) -> None:
+        wires = self._table.take_doubtful()
+        await asyncio.gather(*(self._scripts.cancel(self._pid, wire) for wire in wires))
+
+    async def _patrol(self) -> None:
+        before_s = self._clock.monotonic() - PATROL_S
+        due = [entry for entry in self._table.waiting() if entry.asked_s is None or entry.asked_s < before_s]
+        await asyncio.gather(*(self._tell(entry) for entry in due[:PATROL_MAX]))
+
+    # after doubt
+
+    async def restore(self) -> None:
+        """Engines first, then everyone that waits, until nobody is left who came meanwhile."""
+        await self._tell_engines()
+        await self._withdraw_doubtful()
+        told: set[str] = set()
+        for _ in range(ROUNDS_MAX):
+            left = [entry for entry in self._table.waiting() if entry.wire not in told]
+            if not left:
+                break
+            told.update(entry.wire for entry in left)
+            await asyncio.gather(*(self._tell(entry) for entry in left))
+        await self.look()
+
+    async def _tell_engines(self) -> None:
+        limits = list(self._table.limits.values())
+        await asyncio.gather(*(self._scripts.observe(self._pid, each) for each in limits))
+        for engine_id in list(self._table.forgotten):
+            await self._scripts.forget(self._pid, engine_id)
+            self._table.forgotten.discard(engine_id)
+
+    async def _tell(self, entry: Entry) -> None:
+        """Ask for one that waits, at its place; a refusal is for the one who waits."""
+        entry.asked_s, entry.unsure = self._clock.monotonic(), True
+        reply, found = await self._scripts.reserve(self._pid, entry.again(), ack=self._table.ack)
+        if reply.epoch != self._epoch:
+            raise LeaseLost(self._pid, reply.epoch)
+        entry.unsure = False
+        if self._table.by_wire(entry.wire) is not entry:
+            if not isinstance(found, Refusal):
+                self._table.doubt(entry.wire)
+        elif isinstance(found, Refusal):
+            if entry.grant is None:
+                self._table.drop(entry, found)
+        elif entry.grant is None:
+            self._table.placed(entry, found)
+            await self._tell_price(entry)
+
+    async def _tell_price(self, entry: Entry) -> None:
+        """Asking again for one that is queued leaves its prices as they were."""
+        if entry.repriced:
+            await self._scripts.reprice(self._pid, entry.wire, entry.ask.costs)
+            entry.repriced = False
+
+    # who decides
+
+    def went_down(self, why: str) -> None:
+        self._alone.begin(self._live)
+        log.warning(
+            "Redis at %s is away (%s): the ledger's mode is %s",
+            self._connection.address,
+            why,
+            self._alone.mode,
+        )
+        self._watch.happened(f"mode_{self._alone.mode}")
+
+    def came_back(self) -> None:
+        if self._alone.on:
+            self._alone.end()
+            log.warning("Redis at %s answers again: the ledger's mode is redis", self._connection.address)
+            self._watch.happened("mode_redis")
+
+    def happened(self, event: str) -> None:
+        self._watch.happened(event)

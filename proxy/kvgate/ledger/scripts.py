@@ -1,0 +1,481 @@
+"""The verbs of the shared ledger, each one script call: atomic, bounded, and safe to send again.
+
+All deciding happens in the server (`lua/`); this module checks and encodes what goes there and decodes what
+comes back. It keeps nothing but the texts, waits for nothing but the answer, and never tries again by itself,
+apart from sending a script whole that the server does not know (after a restart or a failover).
+
+What a process owes:
+
+* `beat` before anything else, and then at least three times within `lease_ms`. Whoever has no lease gets
+  `LeaseLost` from the verbs that need one.
+* Its own table is the truth. It applies a release or a change there first, then calls `release` with the next
+  number `rel`; a beat carries the highest `rel` that its sums already contain. So calls that arrive late, twice
+  or not at all do no harm: the next beat puts the sums right. Calls should leave in the order they were made.
+* It counts only what the server knows: a reservation that was made without the server (while it was away) must
+  be in a beat before it is released here.
+* Grants and late refusals come over the stream `stream_key` only, also those decided within the `reserve`
+  (`read_entry`). `ack` of a beat is the `gseq` of the last grant read. Grants above it are counted beside the
+  sums; a grant that was read and is not in the sums is thereby given back.
+* When `epoch` of an answer changes, the server began with nothing: read the stream from its beginning, beat,
+  observe every engine, and reserve again whatever waits, with its old `seq`. `BeatReply.lease_new` asks for the
+  same (but for the stream): the process was taken for gone and its waiters with it. Grants up to `gseq` of that
+  reply that it has not read by then are best left alone; the next beat, with that `gseq` as `ack`, returns them.
+* `unfinished`: there is more to decide than one call does; send `pump` soon.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from kvgate.errors import KvgateError, LedgerCorrupt
+from kvgate.ledger import keys
+from kvgate.ledger.base import Ask, Refusal
+from kvgate.ledger.lua import read_scripts
+from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView
+
+_TOTALS = ("arrivals", "grants", "releases", "cancels", "voided", "bypasses", "pins")
+
+
+class Client(Protocol):
+    """What is used of `redis.asyncio.Redis` and `RedisCluster`."""
+
+    def execute_command(self, *args: Any) -> Awaitable[Any]: ...
+
+
+class LeaseLost(KvgateError):
+    """The process has no lease: it ran out, or the server began anew, or it never had one. Beat, then try again."""
+
+    def __init__(self, pid: str, epoch: str) -> None:
+        super().__init__(f"process {pid} has no lease in epoch {epoch}: beat, then try again")
+        self.epoch = epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a process holds on one engine, all its reservations together."""
+
+    cost: KVCost
+    reservations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """In every answer."""
+
+    epoch: str
+    """Changes when the server began with nothing."""
+    now_ms: int
+    """The server's clock."""
+    unfinished: bool
+    """There is more to decide: send `pump` soon."""
+    grace: bool
+    """A new epoch: nothing is granted until the processes have said what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReply(Reply):
+    live: int
+    """Processes with a lease, this one included."""
+    lease_new: bool
+    """It had none before: nothing of it is in the queue, and no engine is known to be known to it."""
+    gseq: int
+    """Of the latest grant made to anyone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A grant, from the stream."""
+
+    pid: str
+    request_id: str
+    engine_id: str
+    shape: EngineShape
+    """The engine's when it was granted."""
+    cost: KVCost
+    """What was added to the sums for it."""
+    seq: int
+    gseq: int
+    """Counts the grants of a pool; never goes back, not even in a new epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal of one that waited, from the stream."""
+
+    pid: str
+    request_id: str
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one process holds on one engine, for people."""
+
+    pid: str
+    engine_id: str
+    sums: Sums
+    unseen: int
+    """Grants among them that the process has not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """What a process that is gone held on one engine; counted until the engine shows it free."""
+
+    pid: str
+    engine_id: str
+    sums: Sums
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One that waits, for people."""
+
+    pid: str
+    request_id: str
+    seq: int
+    wait_ms: int
+    bypasses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The parts of the ledger that `view` sums up."""
+
+    epoch: str
+    leases_ms: Mapping[str, int]
+    """By process: until its lease runs out; negative when it did."""
+    holdings: tuple[Holding, ...]
+    orphans: tuple[Orphan, ...]
+    head: tuple[Waiting, ...]
+    """The first of the queue, those that wait for an engine to come back not among them."""
+    parked: int
+
+
+class LedgerScripts:
+    """The verbs. Not bound to an event loop; any number of calls may be under way.
+
+    `bypass_max`, `scan_depth` and `grants_max` are the bounds of the grant loop, as in `MemoryLedger`.
+    `grace_ms` is how long nothing is granted in a new epoch: two beats and a margin. `orphan_hold_ms` is the
+    longest that the sums of a process that is gone are counted; `settle_gap_ms` is the least time between two
+    readings of an engine's gauge that are taken as two: half the usual second between scrapes, since each
+    process reads for itself.
+
+    All raise `LeaseLost` where they say so, ValueError for what must not be sent, LedgerCorrupt when the server
+    refused a change that would take a sum below zero (the next beat puts it right), and the client's own
+    exceptions when the server cannot be asked.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        pool: str,
+        *,
+        bypass_max: int = 8,
+        scan_depth: int = 4,
+        grants_max: int = 16,
+        lease_ms: int = 5000,
+        grace_ms: int = 750,
+        orphan_hold_ms: int = 60_000,
+        settle_gap_ms: int = 500,
+    ) -> None:
+        if min(bypass_max, grace_ms, settle_gap_ms) < 0 or min(scan_depth, grants_max) < 1:
+            raise ValueError("scan_depth and grants_max are 1 or more, the other bounds 0 or more")
+        if min(lease_ms, orphan_hold_ms) < 1:
+            raise ValueError("lease_ms and orphan_hold_ms are 1 or more")
+        self._client = client
+        self._keys = keys.keys_of(pool)
+        self.stream_key = keys.stream_key(pool)
+        """Where grants and late refusals are pushed; `read_entry` reads an entry."""
+        self._token = secrets.token_hex(8)
+        self._scripts = read_scripts(
+            {
+                "bypass_max": bypass_max,
+                "scan_depth": scan_depth,
+                "grants_max": grants_max,
+                "lease_ms": lease_ms,
+                "grace_ms": grace_ms,
+                "orphan_hold_ms": orphan_hold_ms,
+                "settle_gap_ms": settle_gap_ms,
+            }
+        )
+
+    # the process
+
+    async def beat(
+        self, pid: str, *, ack: int, rel: int, sums: Mapping[str, Sums], closed: Collection[str]
+    ) -> BeatReply:
+        """Take or renew the lease, and say what the process holds and which engines it does not use now.
+
+        Sums are absolute: an engine that is not named has none. A beat that is older than what the server knows
+        of the process (by `ack` or `rel`) renews the lease and sets `closed`, no more.
+        """
+        words: list[str | int] = [ack, rel, *_counted(closed)]
+        for engine_id, held in sums.items():
+            words += [_name(engine_id), *_parts(held.cost), held.reservations]
+        _check_numbers(ack, rel, *(held.reservations for held in sums.values()))
+        reply, rest = await self._ask("beat", pid, *words)
+        return BeatReply(
+            reply.epoch, reply.now_ms, reply.unfinished, reply.grace, int(rest[0]), bool(rest[1]), int(rest[2])
+        )
+
+    async def leave(self, pid: str) -> Reply:
+        """The process ends in good order: its waiters, its sums and its lease go at once."""
+        return (await self._ask("leave", pid))[0]
+
+    # requests
+
+    async def reserve(self, pid: str, ask: Ask, *, ack: int | None = None) -> tuple[Reply, int | Refusal]:
+        """Enqueue and run the grant loop; the place in the order, or why not.
+
+        Sent again for one that is queued or was granted, it answers the same place and changes nothing. `ack`
+        (as in a beat) tells the one case apart that looks alike: a grant up to `ack` was read, so this is the
+        request's next turn. Without `ack` an ask with a `seq` is always taken as a next turn.
+
+        Raises LeaseLost, and ValueError for a negative cost or an id that another process has queued.
+        """
+        depth = min(max(ask.queue_depth_max, 0), _INTEGER_MAX)
+        seq = "" if ask.seq is None else ask.seq
+        words = [_name(ask.request_id), seq, depth, "" if ack is None else ack]
+        reply, rest = await self._ask("reserve", pid, *words, *_counted(ask.avoid), *_prices(ask.costs))
+        answer = _text(rest[0])
+        if answer == "taken":
+            raise ValueError(f"request {ask.request_id} is queued by another process")
+        return reply, int(rest[1]) if answer == "queued" else Refusal(answer)
+
+    async def release(
+        self, pid: str, rel: int, engine_id: str, cost: KVCost, *, reservations: int = 1
+    ) -> Reply:
+        """Give back what a reservation has; with `reservations=0`, the part by which its cost became smaller.
+
+        That part may be negative where the cost grew. `rel` counts the calls of a process from 1; one that is
+        not above the last known is a repetition and changes nothing. Raises LeaseLost.
+        """
+        if reservations not in {0, 1} or (reservations and _lowest(cost) < 0):
+            raise ValueError(f"not a reservation to give back: {cost} of {reservations}")
+        _check_numbers(rel)
+        words = (rel, _name(engine_id), cost.blocks, cost.seqs, cost.prefill_tokens, reservations)
+        return (await self._ask("release", pid, *words))[0]
+
+    async def cancel(self, pid: str, rid: str) -> tuple[Reply, bool]:
+        """Leave the queue. False: it is not there; if a grant for it is on its way, the process owes its end.
+
+        That end is a `release`, or a beat with the grant's `gseq` as `ack` whose sums do not contain it.
+        """
+        reply, rest = await self._ask("cancel", pid, _name(rid))
+        return reply, bool(rest[0])
+
+    async def reprice(self, pid: str, rid: str, costs: Mapping[EngineShape, KVCost]) -> Reply:
+        """Replace the prices of one that is queued; a no-op for any other. May end its wait (`Refused`)."""
+        return (await self._ask("reprice", pid, _name(rid), *_prices(costs)))[0]
+
+    # engines
+
+    async def observe(self, pid: str, limits: EngineLimits) -> Reply:
+        """Add an engine, or change what it holds (for all) or whether this process uses it now. Raises LeaseLost."""
+        sizes = (limits.blocks, limits.seqs, limits.prefill_tokens)
+        _check_numbers(*sizes)
+        words = (_name(limits.engine_id), keys.shape_key(limits.shape), *sizes, int(limits.accepting))
+        return (await self._ask("observe", pid, *words))[0]
+
+    async def forget(self, pid: str, engine_id: str) -> Reply:
+        """The process no longer knows the engine, and its sums there are void.
+
+        The engine goes when no live process knows it and none has sums there; orphaned sums go with it.
+        """
+        return (await self._ask("forget", pid, _name(engine_id)))[0]
+
+    async def void(self, pid: str, engine_id: str) -> Reply:
+        """The engine restarted: this process's sums there and all orphaned ones are void."""
+        return (await self._ask("void", pid, _name(engine_id)))[0]
+
+    async def settle(self, engine_id: str, blocks_in_use: int) -> Reply:
+        """What the engine's gauge shows: orphaned sums shrink to what is in use beyond the live ones.
+
+        Two readings in a row decide, the larger of them; an excess of no more than a hundredth of the engine
+        is none, and the orphaned sums go altogether.
+        """
+        _check_numbers(blocks_in_use)
+        return (await self._ask("settle", "", _name(engine_id), blocks_in_use))[0]
+
+    # the whole
+
+    async def pump(self) -> Reply:
+        """Go on deciding where a call stopped at its bounds."""
+        return (await self._ask("pump", ""))[0]
+
+    async def reap(self) -> list[str]:
+        """Take every process whose lease ran out for gone; returns their pids."""
+        _, rest = await self._ask("reap", "")
+        return [_text(pid) for pid in rest[0]]
+
+    async def ahead(self, seqs: Sequence[int]) -> list[int]:
+        """How many stand before each of these places in the queue."""
+        _check_numbers(*(abs(seq) for seq in seqs))
+        _, rest = await self._ask("ahead", "", *seqs)
+        return [int(number) for number in rest[0]]
+
+    async def view(self) -> LedgerView:
+        """A consistent snapshot. An engine accepts when one live process uses it; it is listed while one knows it."""
+        _, (queued, oldest_ms, engines, totals) = await self._ask("view", "")
+        return LedgerView(
+            engines=tuple(_use(row) for row in engines),
+            queued=int(queued),
+            oldest_wait_s=int(oldest_ms) / 1000,
+            mode="redis",
+            totals=_totals(totals),
+        )
+
+    async def verify(self) -> list[str]:
+        """Every invariant that does not hold, in words; empty when all is well. Reads everything: not for each beat."""
+        _, rest = await self._ask("verify", "")
+        return [_text(line) for line in rest[0]]
+
+    async def inspect(self, head_max: int = 20) -> Inspection:
+        """Who holds what, whose sums are orphaned, and who is first in the queue."""
+        reply, (leases, holdings, orphans, head, parked) = await self._ask("inspect", "", head_max)
+        return Inspection(
+            epoch=reply.epoch,
+            leases_ms={_text(pid): int(left_ms) for pid, left_ms in leases},
+            holdings=tuple(_holding(row) for row in holdings),
+            orphans=tuple(_orphan(row) for row in orphans),
+            head=tuple(_waiting(row) for row in head),
+            parked=int(parked),
+        )
+
+    async def _ask(self, verb: str, pid: str, *words: str | int) -> tuple[Reply, list[Any]]:
+        """Run a verb. Raises LeaseLost and LedgerCorrupt."""
+        if pid:
+            _name(pid)
+        try:
+            status, epoch, now_ms, unfinished, grace, *rest = await self._run(verb, self._token, pid, *words)
+        except ResponseError as error:
+            if str(error).startswith("LEDGERCORRUPT"):
+                raise LedgerCorrupt(str(error)) from error
+            raise
+        if not status:
+            raise LeaseLost(pid, _text(epoch))
+        return Reply(_text(epoch), int(now_ms), bool(unfinished), bool(grace)), rest
+
+    async def _run(self, verb: str, *words: str | int) -> list[Any]:
+        script = self._scripts[verb]
+        tail = (len(self._keys), *self._keys, *words)
+        try:
+            answer: list[Any] = await self._client.execute_command("EVALSHA", script.sha, *tail)
+        except NoScriptError:
+            answer = await self._client.execute_command("EVAL", script.text, *tail)
+        return answer
+
+
+def read_entry(fields: Mapping[bytes, bytes] | Mapping[str, str]) -> Granted | Refused:
+    """An entry of the stream. Raises KeyError or ValueError for one that no version of the scripts writes."""
+    entry = {_text(name): _text(value) for name, value in fields.items()}
+    if "refusal" in entry:
+        return Refused(entry["pid"], entry["rid"], Refusal(entry["refusal"]))
+    blocks, seqs, prefill_tokens = (int(part) for part in entry["cost"].split(":"))
+    return Granted(
+        pid=entry["pid"],
+        request_id=entry["rid"],
+        engine_id=entry["engine"],
+        shape=keys.shape_of(entry["shape"]),
+        cost=KVCost(blocks, seqs, prefill_tokens),
+        seq=int(entry["seq"]),
+        gseq=int(entry["gseq"]),
+    )
+
+
+# What goes in.
+
+_INTEGER_MAX = (1 << 53) - 1
+"""Numbers in the scripts are doubles, which are exact to here."""
+
+
+def _name(text: str) -> str:
+    """An id that may stand in a key of a hash. Raises ValueError for control characters, which separate there."""
+    if not text or not text.isprintable():
+        raise ValueError(f"an id has printable characters only: {text!r}")
+    return text
+
+
+def _counted(names: Collection[str]) -> Iterator[str | int]:
+    yield len(names)
+    for name in names:
+        yield _name(name)
+
+
+def _prices(costs: Mapping[EngineShape, KVCost]) -> Iterator[str | int]:
+    for shape, cost in costs.items():
+        yield keys.shape_key(shape)
+        yield from _parts(cost)
+
+
+def _parts(cost: KVCost) -> tuple[int, int, int]:
+    if _lowest(cost) < 0:
+        raise ValueError(f"a cost has no negative part: {cost}")
+    parts = (cost.blocks, cost.seqs, cost.prefill_tokens)
+    _check_numbers(*parts)
+    return parts
+
+
+def _check_numbers(*numbers: int) -> None:
+    if not all(0 <= number <= _INTEGER_MAX for number in numbers):
+        raise ValueError(f"numbers are between 0 and 2^53: {numbers}")
+
+
+def _lowest(cost: KVCost) -> int:
+    return min(cost.blocks, cost.seqs, cost.prefill_tokens)
+
+
+# What comes out.
+
+
+def _text(word: bytes | str) -> str:
+    return word.decode() if isinstance(word, bytes) else word
+
+
+def _use(row: Sequence[Any]) -> EngineUse:
+    engine_id, shape, blocks, seqs, prefill_tokens, accepting, *held, pin = row
+    return EngineUse(
+        EngineLimits(
+            _text(engine_id),
+            keys.shape_of(_text(shape)),
+            int(blocks),
+            int(seqs),
+            int(prefill_tokens),
+            bool(accepting),
+        ),
+        _sums(held).cost,
+        _sums(held).reservations,
+        _text(pin) or None,
+    )
+
+
+def _sums(numbers: Sequence[Any]) -> Sums:
+    blocks, seqs, prefill_tokens, reservations = (int(number) for number in numbers)
+    return Sums(KVCost(blocks, seqs, prefill_tokens), reservations)
+
+
+def _totals(pairs: Sequence[Any]) -> dict[str, int]:
+    totals = dict.fromkeys([f"refused_{reason}" for reason in Refusal], 0) | dict.fromkeys(_TOTALS, 0)
+    return totals | {_text(name): int(number) for name, number in zip(pairs[::2], pairs[1::2], strict=True)}
+
+
+def _holding(row: Sequence[Any]) -> Holding:
+    pid, engine_id, *held, unseen = row
+    return Holding(_text(pid), _text(engine_id), _sums(held), int(unseen))
+
+
+def _orphan(row: Sequence[Any]) -> Orphan:
+    pid, engine_id, *held, age_ms = row
+    return Orphan(_text(pid), _text(engine_id), _sums(held), int(age_ms))
+
+
+def _waiting(row: Sequence[Any]) -> Waiting:
+    pid, request_id, seq, wait_ms, bypasses = row
+    return Waiting(_text(pid), _text(request_id), int(seq), int(wait_ms), int(bypasses))

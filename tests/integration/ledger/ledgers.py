@@ -1,0 +1,79 @@
+"""Shared ledgers for tests: short leases, and waiting for what must come without saying when."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from kvgate.clock import SystemClock
+from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.redis import RedisLedger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from kvgate.ledger.base import Ask
+
+WITHIN_S = 15.0
+"""For what has to happen sooner or later: far above what it takes on a busy machine."""
+
+
+class Watch:
+    """Remembers what a ledger reports."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.calls: list[tuple[str, bool]] = []
+
+    def called(self, verb: str, took_s: float, *, ok: bool) -> None:
+        assert took_s >= 0
+        self.calls.append((verb, ok))
+
+    def happened(self, event: str) -> None:
+        self.events.append(event)
+
+
+@asynccontextmanager
+async def shared(url: str, pool: str = "p", **options: Any) -> AsyncIterator[RedisLedger]:
+    """One process of a pool, once the grace of a new epoch is over."""
+    settings = {"heartbeat_s": 0.05, "lease_s": 1.0, **options}
+    ledger = RedisLedger(url, pool=pool, clock=SystemClock(), **settings)
+    async with ledger.running():
+        if ledger._keeper.up:
+            await out_of_grace(ledger)
+        yield ledger
+
+
+async def out_of_grace(ledger: RedisLedger) -> None:
+    """A new epoch begins with a grace in which nothing is granted."""
+    while (await ledger._scripts.pump()).grace:
+        await asyncio.sleep(0.01)
+    await ledger.refresh()
+
+
+async def until(is_so: Callable[[], bool], what: str = "") -> None:
+    """Wait for something that must come."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not is_so():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(what or "it never came") from None
+
+
+async def start(ledger: RedisLedger, asked: Ask) -> Grant:
+    """Reserve, and expect the grant."""
+    ticket = await ledger.reserve(asked)
+    assert not isinstance(ticket, Refusal), ticket
+    async with asyncio.timeout(WITHIN_S):
+        decision = await ticket.granted()
+    assert isinstance(decision, Grant), decision
+    return decision
+
+
+async def queue(ledger: RedisLedger, asked: Ask) -> Any:
+    """Reserve, and expect a ticket."""
+    ticket = await ledger.reserve(asked)
+    assert not isinstance(ticket, Refusal), ticket
+    return ticket

@@ -1,0 +1,193 @@
+"""A kvgate process as the scripts see it, as plain as can be: a table, the calls, and the stream.
+
+It waits for nothing and repairs nothing by itself. Each step (read, call, beat) is one method, so that a test
+can put them in any order, leave them out, or do them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import redis.asyncio
+
+from kvgate.ledger.base import Ask, Refusal
+from kvgate.ledger.scripts import BeatReply, Granted, LedgerScripts, Refused, Reply, Sums, read_entry
+from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, KVCost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from support.redis_server import RedisServer
+
+POOL = "test"
+PUMPS_MAX = 200
+
+
+@dataclass(repr=False)
+class Process:
+    pid: str
+    scripts: LedgerScripts
+    stream: Stream
+    held: dict[str, Granted] = field(default_factory=dict)
+    """What it holds, by request; `cost` is the present one."""
+    waiting: dict[str, Ask] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    ack: int = 0
+    rel: int = 0
+    seen: int = 0
+    """Entries of the stream that were read."""
+
+    def __repr__(self) -> str:
+        return f"<Process {self.pid}: {len(self.waiting)} waiting, {len(self.held)} held>"
+
+    def sums(self) -> dict[str, Sums]:
+        sums: dict[str, Sums] = {}
+        for grant in self.held.values():
+            before = sums.get(grant.engine_id, Sums(ZERO_COST, 0))
+            sums[grant.engine_id] = Sums(before.cost + grant.cost, before.reservations + 1)
+        return sums
+
+    async def beat(self) -> BeatReply:
+        return await self.scripts.beat(
+            self.pid, ack=self.ack, rel=self.rel, sums=self.sums(), closed=self.closed
+        )
+
+    async def read(self) -> None:
+        """Take in what the stream has for it. A grant for one that does not wait (any more) is left alone."""
+        entries = await self.stream.read()
+        for entry in entries[self.seen :]:
+            if entry.pid != self.pid:
+                continue
+            if isinstance(entry, Granted):
+                self.ack = max(self.ack, entry.gseq)
+                if self.waiting.pop(entry.request_id, None) is not None:
+                    self.held[entry.request_id] = entry
+            elif self.waiting.pop(entry.request_id, None) is not None:
+                self.refused[entry.request_id] = entry.refusal
+        self.seen = len(entries)
+
+    async def reserve(self, ask: Ask) -> int | Refusal:
+        self.waiting[ask.request_id] = ask
+        _, answer = await self.scripts.reserve(self.pid, ask, ack=self.ack)
+        if isinstance(answer, Refusal):
+            del self.waiting[ask.request_id]
+        return answer
+
+    async def hold(self, ask: Ask) -> Granted:
+        """Reserve, and expect the grant at once."""
+        assert not isinstance(await self.reserve(ask), Refusal)
+        await self.read()
+        return self.held[ask.request_id]
+
+    async def queue(self, ask: Ask) -> int:
+        """Reserve, and expect to wait."""
+        seq = await self.reserve(ask)
+        assert not isinstance(seq, Refusal), seq
+        await self.read()
+        assert ask.request_id in self.waiting, f"{ask.request_id} was not to start"
+        return seq
+
+    async def release(self, request_id: str) -> Reply:
+        grant = self.held.pop(request_id)
+        self.rel += 1
+        return await self.scripts.release(self.pid, self.rel, grant.engine_id, grant.cost)
+
+    async def cancel(self, request_id: str) -> bool:
+        self.waiting.pop(request_id, None)
+        _, was_queued = await self.scripts.cancel(self.pid, request_id)
+        return was_queued
+
+    async def observe(self, *engines: EngineLimits) -> None:
+        for limits in engines:
+            (self.closed.discard if limits.accepting else self.closed.add)(limits.engine_id)
+            await self.scripts.observe(self.pid, limits)
+
+
+class Stream:
+    """All entries of the pool's stream since the last flush."""
+
+    def __init__(self, client: Any, key: str) -> None:
+        self._client = client
+        self._key = key
+
+    async def read(self) -> list[Granted | Refused]:
+        return [read_entry(fields) for _, fields in await self._client.xrange(self._key)]
+
+
+@dataclass
+class Pool:
+    """A pool on a real server."""
+
+    client: Any
+    bounds: Mapping[str, int]
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scripts = LedgerScripts(self.client, POOL, **self.bounds)
+        self.stream = Stream(self.client, self.scripts.stream_key)
+
+    def add(self, pid: str) -> Process:
+        """A process with scripts of its own that said nothing yet."""
+        scripts = LedgerScripts(self.client, POOL, **self.bounds)
+        self.processes[pid] = Process(pid, scripts, self.stream)
+        return self.processes[pid]
+
+    async def join(self, pid: str, *engines: EngineLimits) -> Process:
+        process = self.add(pid)
+        await process.beat()
+        await process.observe(*engines)
+        return process
+
+    async def expire(self, *pids: str) -> None:
+        """Let leases run out, as if their time were over."""
+        for pid in pids:
+            assert await self.client.zadd(self.key("leases"), {pid: 1}, xx=True, ch=True), (
+                f"{pid} has no lease"
+            )
+
+    def key(self, name: str) -> str:
+        return f"kvgate:{{{POOL}}}:{name}"
+
+    async def use(self, engine_id: str = "a") -> EngineUse:
+        view = await self.scripts.view()
+        (use,) = [use for use in view.engines if use.limits.engine_id == engine_id]
+        return use
+
+    async def reserved(self, engine_id: str = "a") -> tuple[KVCost, int]:
+        """The sums of an engine, known to someone or not: slots and orphans."""
+        seen = await self.scripts.inspect()
+        parts = [part.sums for part in (*seen.holdings, *seen.orphans) if part.engine_id == engine_id]
+        return sum((part.cost for part in parts), ZERO_COST), sum(part.reservations for part in parts)
+
+    async def orphaned(self) -> dict[str, KVCost]:
+        """By process."""
+        return {orphan.pid: orphan.sums.cost for orphan in (await self.scripts.inspect()).orphans}
+
+    async def check(self) -> None:
+        assert await self.scripts.verify() == []
+
+
+@asynccontextmanager
+async def open_pool(server: RedisServer, **bounds: int) -> AsyncIterator[Pool]:
+    """A pool without grace, unless asked for; its invariants are checked at the end."""
+    bounds = {"grace_ms": 0, "settle_gap_ms": 0} | bounds
+    client = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
+    try:
+        pool = Pool(client, bounds)
+        yield pool
+        await pool.check()
+    finally:
+        await client.aclose()
+
+
+async def until_settled(pool: Pool) -> None:
+    """Pump as long as a call stopped at its bounds, and no further: a lost wake-up is not to be repaired by it."""
+    for _ in range(PUMPS_MAX):
+        if await pool.client.hget(pool.key("meta"), "dirty") != b"1":
+            return
+        await pool.scripts.pump()
+    raise AssertionError("the grant loop never finished")

@@ -1,0 +1,29 @@
+"""What the pool tells after each scrape: how many KV blocks an engine has in use by its own gauge."""
+
+from __future__ import annotations
+
+from support.upstream import EngineFace
+from support.virtual_loop import run_virtual
+from unit.engines.world import Server, World
+
+
+def test_the_blocks_in_use_are_told_after_each_scrape() -> None:
+    told: list[tuple[str, int]] = []
+
+    async def tell(engine_id: str, blocks_in_use: int) -> None:
+        told.append((engine_id, blocks_in_use))
+
+    async def run() -> None:
+        world = World(
+            {"a": Server(), "b": Server(EngineFace(metrics=False))}, block_size=32, num_gpu_blocks=121
+        )
+        world.servers["a"].face.usage = 0.5
+        world.pool.on_gauges = tell
+        await world.pool.discover_once()
+        world.servers["a"].face.usage = 0.001
+        await world.pool.discover_once()
+        world.servers["a"].refuses = True
+        await world.pool.discover_once()
+
+    run_virtual(run())
+    assert told == [("http://a", 60), ("http://a", 1)]

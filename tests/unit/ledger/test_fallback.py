@@ -1,0 +1,139 @@
+"""What a process decides alone while Redis is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.fallback import Fallback, OnFailure
+from unit.ledger.pool import SHAPE, ask, cost, engine
+
+
+def fallback(mode: OnFailure = OnFailure.LOCAL, live: int = 2, *engines: object) -> Fallback:
+    limits = engines or (engine(),)
+    return Fallback(mode, live, limits, bypass_max=8, scan_depth=4, grants_max=16)  # type: ignore[arg-type]
+
+
+def queue(alone: Fallback, asked: Ask, place: tuple[int, int] | None = None) -> list[str]:
+    """Reserve, expect no refusal; who starts."""
+    assert alone.reserve(asked, place, 0.0) is None
+    return started(alone)
+
+
+def started(alone: Fallback) -> list[str]:
+    return [request_id for request_id, decision in alone.take_decisions() if isinstance(decision, Grant)]
+
+
+def held(request_id: str, blocks: int) -> Grant:
+    return Grant(request_id, "a", SHAPE, cost(blocks), 0)
+
+
+def test_local_fills_its_share_and_no_more():
+    """Nine tenths of 100 blocks for two processes: 45."""
+    alone = fallback()
+    assert queue(alone, ask("r1", blocks=25)) == ["r1"]
+    assert queue(alone, ask("r2", blocks=21)) == []
+    assert queue(alone, ask("r3", blocks=20)) == ["r3"]
+
+
+@pytest.mark.parametrize("live", range(1, 8))
+def test_the_shares_of_all_processes_together_leave_a_tenth(live):
+    together = 0
+    for _ in range(live):
+        alone = fallback(OnFailure.LOCAL, live, engine(seqs=10_000))
+        for number in range(100):
+            alone.reserve(ask(f"r{number}", blocks=1), None, 0.0)
+        while alone.unfinished:
+            alone.go_on()
+        together += len(started(alone))
+    assert 90 - live < together <= 90
+
+
+def test_what_is_held_already_counts():
+    alone = fallback()
+    alone.adopt(held("x", 40))
+    assert queue(alone, ask("r", blocks=10)) == []
+    alone.end("x")
+    assert started(alone) == ["r"]
+
+
+def test_more_than_the_share_may_be_held_already():
+    alone = fallback()
+    alone.adopt(held("x", 99))
+    assert queue(alone, ask("r", blocks=1)) == []
+    assert alone.view(0.0).engines[0].reserved == cost(99)
+
+
+def test_what_is_held_on_an_engine_that_left_weighs_nothing():
+    alone = fallback()
+    alone.adopt(Grant("x", "gone", SHAPE, cost(40), 0))
+    assert queue(alone, ask("r", blocks=45)) == ["r"]
+
+
+def test_larger_than_the_share_waits_and_larger_than_the_engine_never_fits():
+    alone = fallback()
+    assert queue(alone, ask("large", blocks=60)) == []
+    assert queue(alone, ask("small", blocks=40)) == ["small"], "it holds nobody up"
+    assert alone.reserve(ask("huge", blocks=101), None, 0.0) is Refusal.NEVER_FITS
+
+
+def test_a_process_that_never_had_a_heartbeat_has_no_share():
+    alone = fallback(OnFailure.LOCAL, 0)
+    assert queue(alone, ask("r", blocks=1)) == []
+
+
+def test_closed_starts_nothing_and_keeps_the_bound_of_the_queue():
+    alone = fallback(OnFailure.CLOSED, 1)
+    assert queue(alone, ask("r1", blocks=1, depth=1)) == []
+    assert alone.reserve(ask("r2", blocks=1, depth=1), None, 0.0) is Refusal.QUEUE_FULL
+
+
+def test_open_starts_everything_on_the_least_loaded():
+    alone = fallback(OnFailure.OPEN, 3, engine("a"), engine("b", blocks=300))
+    for number in range(8):
+        assert queue(alone, ask(f"r{number}", blocks=60)) == [f"r{number}"]
+    uses = {use.limits.engine_id: use.reserved.blocks for use in alone.view(0.0).engines}
+    assert uses == {"a": 120, "b": 360}, "as their sizes, by what each holds"
+
+
+def test_open_waits_for_an_engine_that_takes_work():
+    alone = fallback(OnFailure.OPEN, 1, engine(accepting=False))
+    assert queue(alone, ask("r")) == []
+    alone.observe(engine())
+    assert started(alone) == ["r"]
+
+
+def test_no_engine_but_avoided_ones():
+    alone = fallback()
+    assert alone.reserve(ask("r", avoid=frozenset({"a"})), None, 0.0) is Refusal.NO_ENGINE
+    alone.forget("a")
+    assert alone.reserve(ask("r"), None, 0.0) is Refusal.NO_ENGINE
+
+
+def test_places_are_kept_and_guesses_of_the_same_place_go_by_arrival():
+    alone = fallback(OnFailure.CLOSED)
+    for name, place in (("c", (7, 3)), ("a", (5, 9)), ("b", (7, 2))):
+        queue(alone, ask(name, blocks=40), place)
+    open_again = fallback(OnFailure.OPEN)
+    open_again.observe(engine(accepting=False))
+    for name, place in (("c", (7, 3)), ("a", (5, 9)), ("b", (7, 2))):
+        queue(open_again, ask(name, blocks=40), place)
+    open_again.observe(engine())
+    assert started(open_again) == ["a", "b", "c"]
+    assert alone.view(0.0).queued == 3
+
+
+def test_the_view_shows_the_engines_as_they_are():
+    alone = fallback()
+    view = alone.view(0.0)
+    assert [use.limits for use in view.engines] == [engine()]
+    assert view.mode == "local"
+
+
+@pytest.mark.parametrize("how", ["void", "forget"])
+def test_what_an_engine_lost_is_given_back(how):
+    alone = fallback()
+    alone.adopt(held("x", 40))
+    getattr(alone, how)("a")
+    alone.observe(engine())
+    assert queue(alone, ask("r", blocks=45)) == ["r"]
