@@ -459,8 +459,7 @@ class TestUnknownModel:
         ("body", "known"),
         [
             (
-                b'{"error":{"message":"The model `other` does not exist. Valid aliases: tiny.","type":"NotFoundError",'
-                b'"param":"model","code":404}}',
+                b'{"error":{"message":"The model `other` does not exist.","type":"NotFoundError","code":404}}',
                 False,
             ),
             (b'{"detail":"Not Found"}', True),

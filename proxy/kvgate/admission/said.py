@@ -91,7 +91,7 @@ def unwritable_limit() -> Answer:
 def upstream_failed() -> Answer:
     return Answer(
         Reason.UPSTREAM_FAILED,
-        "The backend closed the connection before it answered, and so did the one it was sent to again. The "
+        "The backend broke off before it had answered, and so did the one it was sent to again. The "
         "request was not completed.",
     )
 

@@ -100,7 +100,7 @@ class Granted:
     """What was added to the sums for it."""
     seq: int
     gseq: int
-    """Counts the grants of a pool; never goes back, not even in a new epoch."""
+    """Counts the grants of a pool; above every one that a process has read, in a new epoch too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,13 @@ class LedgerScripts:
         _check_numbers(ack, rel, *(held.reservations for held in sums.values()))
         reply, rest = await self._ask("beat", pid, *words)
         return BeatReply(
-            reply.epoch, reply.now_ms, reply.unfinished, reply.grace, int(rest[0]), bool(rest[1]), int(rest[2])
+            reply.epoch,
+            reply.now_ms,
+            reply.unfinished,
+            reply.grace,
+            int(rest[0]),
+            bool(rest[1]),
+            int(rest[2]),
         )
 
     async def leave(self, pid: str) -> Reply:

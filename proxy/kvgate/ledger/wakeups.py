@@ -65,13 +65,8 @@ class Wakeups:
         self._started = asyncio.Event()
 
     def start_at(self, now_ms: int) -> None:
-        """Leave out what was pushed before this time of the server: nothing there can be for a new process."""
+        """From this time of the server on: in this epoch nothing older can be for this process."""
         self.last = (max(now_ms - 1, 0), 0)
-        self._started.set()
-
-    def start_over(self) -> None:
-        """The server began anew, and so did its stream."""
-        self.last = BEGINNING
         self._started.set()
 
     async def run(self) -> None:
@@ -79,9 +74,7 @@ class Wakeups:
         await self._started.wait()
         while True:
             try:
-                full = await self._read(self._reading, block_ms=int(BLOCK_S * 1000))
-                if full and await self._is_trimmed():
-                    self._on_gap()
+                await self._read(self._reading, block_ms=int(BLOCK_S * 1000))
             except TROUBLE as error:
                 log.debug("reading the stream failed: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -96,39 +89,37 @@ class Wakeups:
 
     async def check_order(self) -> None:
         """After a reconnect: is this the stream that was read before? Raises what is in `TROUBLE`."""
-        newest, trimmed = await self._ends()
+        newest, oldest_kept = await self._ends()
         if newest < self.last:
-            log.warning(
-                "the stream of grants went back from %s to %s: reading it from its beginning",
-                self.last,
-                newest,
-            )
-            self.start_over()
-        elif trimmed > self.last:
+            log.info("the stream of grants went back from %s to %s: read anew", self.last, newest)
+            self.last = BEGINNING
+        elif oldest_kept > self.last:
             log.warning("entries of the stream of grants were dropped before they were read")
 
-    async def _is_trimmed(self) -> bool:
-        _, trimmed = await self._ends()
-        return trimmed > self.last
-
     async def _ends(self) -> tuple[EntryId, EntryId]:
-        """The newest entry there ever was, and the newest of those that are gone."""
+        """The newest entry there ever was, and the oldest that is left; `BEGINNING` where none was dropped."""
         try:
             info: Any = await self._calls.xinfo_stream(self._stream)
         except ResponseError as error:
             if "no such key" in str(error):
                 return BEGINNING, BEGINNING
             raise
-        return _entry_id(info["last-generated-id"]), _entry_id(info["max-deleted-entry-id"])
+        is_whole = info["entries-added"] == info["length"] or info["first-entry"] is None
+        oldest_kept = BEGINNING if is_whole else _entry_id(info["first-entry"][0])
+        return _entry_id(info["last-generated-id"]), oldest_kept
 
     async def _read(self, client: Client, *, block_ms: int | None) -> bool:
-        """One read; whether there may be more at once."""
-        since = f"{self.last[0]}-{self.last[1]}"
+        """One read; whether there may be more at once. Only who is that far behind can have missed anything."""
+        before = self.last
+        since = f"{before[0]}-{before[1]}"
         answer: Any = await client.xread({self._stream: since}, count=COUNT_MAX, block=block_ms)
         entries = answer[0][1] if answer else ()
         for entry_id, fields in entries:
             self._take(_entry_id(entry_id), fields)
-        return len(entries) >= COUNT_MAX
+        is_behind = len(entries) >= COUNT_MAX
+        if is_behind and (await self._ends())[1] > before:
+            self._on_gap()
+        return is_behind
 
     def _take(self, entry_id: EntryId, fields: dict[bytes, bytes]) -> None:
         """Once per entry, whichever connection brings it first."""

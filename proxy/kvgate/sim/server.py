@@ -26,6 +26,7 @@ from kvgate_policies.engine_model import EngineModel, SchedulingPolicy, StepProf
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Callable
     from types import TracebackType
 
 STOP_S_MAX = 5.0
@@ -93,7 +94,14 @@ class SimOptions(TypedDict, total=False):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also tells the application its transport."""
+    """uvicorn's protocol, which also tells the application its transport, and is none once the server stopped."""
+
+    is_stopped: Callable[[], bool]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        if self.is_stopped():  # accepted just before the listener was closed
+            transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -112,6 +120,7 @@ class SimServer:
         self.app = SimApp(self.engine, served, self.refuse)
         self.port = self.settings.port
         self._state = ServerState()
+        self._stopped = False
         self._config = self._uvicorn_config()
         self._listener: asyncio.Server | None = None
         self._steps: asyncio.Task[None] | None = None
@@ -159,7 +168,10 @@ class SimServer:
     async def stop(self) -> None:
         """End as vLLM on SIGTERM: streams get finish_reason `abort` and [DONE]; then all is closed."""
         self._cancel_reopening()
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
         self._close_listener()
+        self._stopped = True
         self.engine.stop()
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -203,7 +215,9 @@ class SimServer:
         self._listener = await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG)
 
     def _make_protocol(self) -> asyncio.Protocol:
-        return _Protocol(config=self._config, server_state=self._state, app_state={})
+        protocol = _Protocol(config=self._config, server_state=self._state, app_state={})
+        protocol.is_stopped = lambda: self._stopped
+        return protocol
 
     def _close_listener(self) -> None:
         if self._listener is not None:

@@ -101,9 +101,11 @@ class RequestLog:
 
     def ended(self, record: RequestRecord) -> None:
         """Whatever ran on an engine is always written; the rest, rejections above all, is sampled."""
-        if record.engine_id is None and not self._sampler.admits(self._clock.monotonic()):
+        now_s = self._clock.monotonic()
+        if self._sampler.owes_count(now_s):
+            self._tell_suppressed()
+        if record.engine_id is None and not self._sampler.admits(now_s):
             return
-        self._tell_suppressed()
         if self._logger.isEnabledFor(logging.INFO):
             self._write(record)
 

@@ -25,6 +25,10 @@ class Sampler:
         self._suppressed += 1
         return False
 
+    def owes_count(self, now_s: float) -> bool:
+        """Whether some were not let through in a second that is over: so the count is told once for each."""
+        return self._suppressed > 0 and now_s >= self._window_end_s
+
     def take_suppressed(self) -> int:
         """How many were not let through since this was last asked."""
         count, self._suppressed = self._suppressed, 0

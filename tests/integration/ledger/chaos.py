@@ -247,7 +247,8 @@ class Chaos(RuleBasedStateMachine):
 
     @staticmethod
     def _draw(data: Any, processes: list[Process]) -> Process:
-        return processes[data.draw(st.integers(0, len(processes) - 1))]
+        place: int = data.draw(st.integers(0, len(processes) - 1))
+        return processes[place]
 
     def _holders(self) -> list[Process]:
         return [process for process in self.processes if process.held]

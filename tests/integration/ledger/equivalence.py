@@ -151,7 +151,7 @@ class Equivalence(RuleBasedStateMachine):
         freed = grant.cost - cost
         await process.scripts.release(process.pid, process.rel, grant.engine_id, freed, reservations=0)
 
-    @precondition(lambda self: set(self.owners) - set(self.grants))
+    @precondition(lambda self: len(self.owners) > len(self.grants))
     @rule(data=st.data(), costs=PRICES)
     def reprice(self, data: Any, costs: Any) -> None:
         request_id = data.draw(st.sampled_from(sorted(set(self.owners) - set(self.grants))))
@@ -241,7 +241,8 @@ class Equivalence(RuleBasedStateMachine):
     # the machine itself
 
     def _draw_process(self, data: Any) -> Process:
-        return self.processes[data.draw(st.integers(0, len(self.processes) - 1))]
+        place: int = data.draw(st.integers(0, len(self.processes) - 1))
+        return self.processes[place]
 
     def _reserve(self, process: Process, ask: Ask, theirs: int | None) -> None:
         expected = self.core.reserve(ask, 0.0)

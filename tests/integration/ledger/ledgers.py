@@ -52,6 +52,15 @@ async def out_of_grace(ledger: RedisLedger) -> None:
     await ledger.refresh()
 
 
+@asynccontextmanager
+async def without_heartbeats(url: str, **options: Any) -> AsyncIterator[RedisLedger]:
+    """A process that beats only when it is hurried or refreshed."""
+    async with shared(url, lease_s=300, **options) as ledger:
+        ledger._keeper._heartbeat_s = 300
+        await ledger._keeper.beat()
+        yield ledger
+
+
 async def until(is_so: Callable[[], bool], what: str = "") -> None:
     """Wait for something that must come."""
     try:
@@ -77,3 +86,27 @@ async def queue(ledger: RedisLedger, asked: Ask) -> Any:
     ticket = await ledger.reserve(asked)
     assert not isinstance(ticket, Refusal), ticket
     return ticket
+
+
+class Exact:
+    """A `RedisLedger` whose calls return when all that they set off has arrived, so that `view` is of now."""
+
+    VERBS = frozenset(
+        {"reserve", "cancel", "renew", "reprice", "release", "observe", "forget", "void", "close"}
+    )
+
+    def __init__(self, ledger: RedisLedger) -> None:
+        self.inner = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.inner, name)
+        if name not in self.VERBS:
+            return call
+
+        async def exact(*args: Any) -> Any:
+            try:
+                return await call(*args)
+            finally:
+                await self.inner.refresh()
+
+        return exact

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio
 
 from kvgate.ledger.base import Ask, Refusal
-from kvgate.ledger.scripts import BeatReply, Granted, LedgerScripts, Refused, Reply, Sums, read_entry
+from kvgate.ledger.scripts import (
+    BeatReply,
+    Granted,
+    Holding,
+    LedgerScripts,
+    Orphan,
+    Refused,
+    Reply,
+    Sums,
+    read_entry,
+)
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, KVCost
 
 if TYPE_CHECKING:
@@ -160,7 +170,8 @@ class Pool:
     async def reserved(self, engine_id: str = "a") -> tuple[KVCost, int]:
         """The sums of an engine, known to someone or not: slots and orphans."""
         seen = await self.scripts.inspect()
-        parts = [part.sums for part in (*seen.holdings, *seen.orphans) if part.engine_id == engine_id]
+        everyone: tuple[Holding | Orphan, ...] = (*seen.holdings, *seen.orphans)
+        parts = [part.sums for part in everyone if part.engine_id == engine_id]
         return sum((part.cost for part in parts), ZERO_COST), sum(part.reservations for part in parts)
 
     async def orphaned(self) -> dict[str, KVCost]:

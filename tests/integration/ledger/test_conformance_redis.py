@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvgate.clock import SystemClock
-from kvgate.ledger.redis import RedisLedger
+from integration.ledger.ledgers import Exact, shared
 from unit.ledger.conformance import LedgerConformance
 from unit.ledger.pool import ask
 
@@ -20,28 +18,6 @@ if TYPE_CHECKING:
     from support.redis_server import RedisServer
 
 pytestmark = pytest.mark.integration
-POOLS = itertools.count()
-VERBS = frozenset({"reserve", "cancel", "renew", "reprice", "release", "observe", "forget", "void", "close"})
-
-
-class Exact:
-    """A `RedisLedger` whose calls return when all that they set off has arrived, so that `view` is of now."""
-
-    def __init__(self, ledger: RedisLedger) -> None:
-        self.inner = ledger
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self.inner, name)
-        if name not in VERBS:
-            return call
-
-        async def exact(*args: Any) -> Any:
-            try:
-                return await call(*args)
-            finally:
-                await self.inner.refresh()
-
-        return exact
 
 
 class TestRedisLedger(LedgerConformance):
@@ -51,11 +27,7 @@ class TestRedisLedger(LedgerConformance):
 
     @asynccontextmanager
     async def open(self, **bounds: int) -> AsyncIterator[Any]:
-        ledger = RedisLedger(
-            self.url, pool=f"p{next(POOLS)}", clock=SystemClock(), heartbeat_s=0.02, lease_s=2.0, **bounds
-        )
-        async with ledger.running():
-            await ledger_without_grace(ledger)
+        async with shared(self.url, heartbeat_s=0.02, **bounds) as ledger:
             self.ledger = ledger
             yield Exact(ledger)
 
@@ -74,9 +46,3 @@ class TestRedisLedger(LedgerConformance):
         assert probe.ledger.view().totals["grants"] == 2, "it was granted, and given back"
         with pytest.raises(RuntimeError, match="r"):
             await waiter
-
-
-async def ledger_without_grace(ledger: RedisLedger) -> None:
-    """A new epoch begins with a grace in which nothing is granted: wait for its end."""
-    while (await ledger._scripts.pump()).grace:
-        await ledger._keeper.beat()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.ledger.ledgers import Watch, queue, shared, start, until
+from integration.ledger.ledgers import Watch, queue, shared, start, until, without_heartbeats
 from kvgate.ledger.batching import BATCH_MAX, BatchingRedis
 from kvgate.ledger.connect import Connection
+from kvgate.ledger.scripts import Granted, Refused
 from support.redis_server import HOST, FaultProxy, RedisServer
 from unit.ledger.pool import ask, cost, engine
 
@@ -27,7 +28,7 @@ def calls_of(server: RedisServer, command: str) -> int:
 
 async def test_an_admitted_request_costs_two_calls_beside_the_heartbeats(redis_server):
     watch = Watch()
-    async with shared(redis_server.url, heartbeat_s=60, lease_s=300, watch=watch) as ledger:
+    async with without_heartbeats(redis_server.url, watch=watch) as ledger:
         await ledger.observe(engine())
         await start(ledger, ask("first"))
         await ledger.release("first")
@@ -47,7 +48,7 @@ async def test_an_admitted_request_costs_two_calls_beside_the_heartbeats(redis_s
 
 
 async def test_a_large_prefill_part_is_given_back_by_a_call_of_its_own(redis_server):
-    async with shared(redis_server.url, heartbeat_s=60, lease_s=300) as ledger:
+    async with without_heartbeats(redis_server.url) as ledger:
         await ledger.observe(engine())
         await start(ledger, ask("long", prefill_tokens=900))
         ticket = await queue(ledger, ask("next", prefill_tokens=200))
@@ -77,7 +78,7 @@ async def test_a_request_that_redis_lost_without_a_sign_is_asked_for_again(redis
     async with shared(redis_server.url) as ledger:
         await ledger.observe(engine())
         await start(ledger, ask("x", blocks=100))
-        tickets = [await queue(ledger, ask(f"r{number}", blocks=50)) for number in range(3)]
+        tickets = [await queue(ledger, ask(f"r{number}", blocks=30)) for number in range(3)]
         for entry in ledger._table.waiting()[:2]:
             await ledger._scripts.cancel(ledger.pid, entry.wire)
         await ledger.release("x")
@@ -176,18 +177,20 @@ async def test_a_reading_connection_that_is_dead_delays_a_grant_by_a_beat(redis_
 
 async def test_entries_that_were_trimmed_unread_are_missed_and_mended(redis_server):
     watch = Watch()
-    async with shared(redis_server.url, watch=watch, heartbeat_s=60, lease_s=300) as ledger:
+    async with without_heartbeats(redis_server.url, watch=watch) as ledger:
         await ledger.observe(engine())
         await start(ledger, ask("x", blocks=100))
         ticket = await queue(ledger, ask("r", blocks=100))
         entry = ledger._table.get("r")
-        deliver, ledger._wakeups._deliver = ledger._wakeups._deliver, lambda entry: None
+        missed: list[Granted | Refused] = []
+        deliver, ledger._wakeups._deliver = ledger._wakeups._deliver, missed.append
         await ledger.release("x")
-        await until(lambda: ledger._restorer.seen is not None)
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(missed))
         ledger._wakeups._deliver = deliver
+        (grant,) = missed
+        assert isinstance(grant, Granted)
         assert ticket.decision is None, "its grant was not seen"
-        ledger._table.ack = 1 << 50  # as after a later grant that was
+        ledger._table.ack = grant.gseq  # as after a later grant that was seen
         ledger._gap()
         await until(lambda: ledger.up)
         assert ledger._table.get("r") is entry

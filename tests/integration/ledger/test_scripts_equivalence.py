@@ -1,4 +1,4 @@
-"""The scripts decide as the ledger in memory does, whatever happens in whatever order."""
+"""The scripts decide as the ledger in memory does, and stay whole, whatever happens in whatever order."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from integration.ledger.chaos import Chaos
 from integration.ledger.equivalence import Equivalence
 
 if TYPE_CHECKING:
     from support.redis_server import RedisServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+"""A failure is shrunk, which takes minutes on a real server."""
 
 STEPS = settings(
     max_examples=25,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
+    phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
 
@@ -48,18 +51,22 @@ class SharedPool(Equivalence):
     pids = ("p", "q", "r")
 
 
-MACHINES = [ManyEngines, OneEngine, Strict, SharedPool]
+MACHINES = [ManyEngines, OneEngine, Strict, SharedPool, Chaos]
+
+
+def run(machine: type[RuleBasedStateMachine], server: RedisServer, steps: settings) -> None:
+    run_state_machine_as_test(type(machine.__name__, (machine,), {"server": server}), settings=steps)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_decides_as_the_ledger_in_memory(machine: type[Equivalence], redis_process: RedisServer) -> None:
-    run_state_machine_as_test(type(machine.__name__, (machine,), {"server": redis_process}), settings=STEPS)
+def test_any_operations_in_any_order(machine, redis_process: RedisServer) -> None:
+    run(machine, redis_process, STEPS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1700)
 @pytest.mark.skipif(os.environ.get("KVGATE_SOAK") != "1", reason="the short form runs above")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_decides_so_with_ever_new_operations(machine: type[Equivalence], redis_process: RedisServer) -> None:
-    long = settings(STEPS, max_examples=400, stateful_step_count=80, derandomize=False, database=None)
-    run_state_machine_as_test(type(machine.__name__, (machine,), {"server": redis_process}), settings=long)
+def test_ever_new_operations(machine, redis_process: RedisServer) -> None:
+    long = settings(STEPS, max_examples=300, stateful_step_count=80, derandomize=False, database=None)
+    run(machine, redis_process, long)

@@ -151,6 +151,20 @@ def test_every_second_has_its_own_share(caplog: pytest.LogCaptureFixture) -> Non
     assert sum(r.levelno == logging.INFO for r in caplog.records) == 6
 
 
+def test_a_flood_beside_traffic_is_told_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Hand()
+    log = RequestLog(clock, rejections_per_s_max=2)
+    with caplog.at_level(logging.INFO, "kvgate.request"):
+        for _ in range(50):
+            log.ended(refused())
+            log.ended(served())
+        clock.now_s += 1.0
+        log.ended(served())
+    counts = [getattr(r, FIELDS)["count"] for r in caplog.records if r.levelno == logging.WARNING]
+    assert counts == [48]
+    assert sum(r.levelno == logging.INFO for r in caplog.records) == 53
+
+
 def test_what_ran_is_always_logged(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog(Hand(), rejections_per_s_max=0)
     with caplog.at_level(logging.INFO, "kvgate.request"):

@@ -50,7 +50,7 @@ def read_scripts(bounds: Mapping[str, int]) -> Mapping[str, Script]:
 
 
 def _read(name: str) -> str:
-    return (files(__package__) / f"{name}.lua").read_text(encoding="utf-8")
+    return (files(__name__) / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _script(text: str) -> Script:

@@ -15,6 +15,8 @@ for place = sums_at, #ARGV, 5 do
 end
 
 begin()
+-- A failover to an older copy, or to a clock that is behind, would give numbers again that this process has read.
+meta.gseq = max(meta.gseq, ack)
 local process = process_of(mine)
 local is_new = process == nil
 if is_new then

@@ -266,15 +266,10 @@ local function split_unseen(text, ack)
   return table.concat(kept), sums, read
 end
 
--- No longer list grants (request → gseq) as unacknowledged; a later grant of the same request stays listed.
-local function drop_unseen(read)
-  local rids, dropped = {}, {}
-  for rid in pairs(read) do
-    rids[#rids + 1] = rid
-  end
-  if not rids[1] then
-    return
-  end
+local UNSEEN_MAX = 1000 -- in one command; Lua cannot pass more than some 8,000 arguments
+
+local function drop_some_unseen(rids, read)
+  local dropped = {}
   for place, value in ipairs(call('HMGET', K.unseen, unpack(rids))) do
     local rid = rids[place]
     if value and value:find(SEPARATOR .. read[rid] .. SEPARATOR, 1, true) then
@@ -283,6 +278,21 @@ local function drop_unseen(read)
   end
   if dropped[1] then
     call('HDEL', K.unseen, unpack(dropped))
+  end
+end
+
+-- No longer list grants (request → gseq) as unacknowledged; a later grant of the same request stays listed.
+local function drop_unseen(read)
+  local rids = {}
+  for rid in pairs(read) do
+    rids[#rids + 1] = rid
+    if #rids == UNSEEN_MAX then
+      drop_some_unseen(rids, read)
+      rids = {}
+    end
+  end
+  if rids[1] then
+    drop_some_unseen(rids, read)
   end
 end
 

@@ -73,7 +73,8 @@ local function drop_waiters(pid)
     unpin(entry.rid)
     stirred = true
   end
-  return #some < REAPED_MAX
+  more_to_reap = #some == REAPED_MAX
+  return not more_to_reap
 end
 
 -- Empty the slot of a process on an engine; what it held.
@@ -140,8 +141,6 @@ local function reap(pid)
   forget_process(pid)
   if is_done then
     call('ZREM', K.leases, pid)
-  else
-    meta.dirty = 1
   end
 end
 

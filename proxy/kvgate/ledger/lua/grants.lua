@@ -20,12 +20,12 @@ local function prefill_fits(cost, engine)
   return engine.up <= 0 or engine.up + cost[3] <= engine.prefill
 end
 
+-- Whether the request could start there now. An engine that holds nothing takes what it covers.
 local function fits(cost, engine)
-  if not covers(cost, engine) then
-    return false
+  if engine.n == 0 then
+    return covers(cost, engine)
   end
-  return engine.n == 0
-    or (engine.ub + cost[1] <= engine.blocks and engine.us + cost[2] <= engine.seqs and prefill_fits(cost, engine))
+  return engine.us + cost[2] <= engine.seqs and prefill_fits(cost, engine)
 end
 
 local function load_of(engine, blocks, seqs)
@@ -38,10 +38,12 @@ end
 
 -- The engine to start on: of those that fit the least loaded after placement, equals in turn; nil when none.
 local function place(entry)
-  local least, equals = nil, nil
+  local least, equals, costs = nil, nil, entry.costs
   for _, engine in pairs(all_engines()) do
-    local cost = entry.costs[engine.shape]
-    if cost and (not engine.pin or engine.pin == entry.rid) and usable(entry, engine) and fits(cost, engine) then
+    local cost = costs[engine.shape]
+    -- Most engines of a busy pool lack the blocks: that is asked first, and here, as it is asked of each.
+    if cost and (engine.ub + cost[1] <= engine.blocks) and (not engine.pin or engine.pin == entry.rid)
+      and fits(cost, engine) and usable(entry, engine) then
       local load = load_of(engine, cost[1], cost[2])
       if not least or load < least then
         least, equals = load, { engine }
@@ -357,5 +359,5 @@ local function pump()
     local again = walk_once()
   until not again
   stirred = false
-  meta.dirty = (unfinished or meta.recheck ~= '') and 1 or 0
+  meta.dirty = (unfinished or more_to_reap or meta.recheck ~= '') and 1 or 0
 end

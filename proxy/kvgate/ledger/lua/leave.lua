@@ -12,6 +12,5 @@ if is_done then
   call('ZREM', K.leases, mine)
 else
   call('ZADD', K.leases, 0, mine)
-  meta.dirty = 1
 end
 return finish()

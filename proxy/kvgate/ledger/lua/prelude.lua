@@ -71,6 +71,7 @@ local META = { 'epoch', 'grace', 'seq', 'gseq', 'tie', 'pins', 'dirty', 'recheck
 local meta, meta_read = {}, {}
 local counts = {} -- counters to be added
 local stirred = false -- something changed that the grant loop must hear of
+local more_to_reap = false -- waiters of a process that is gone are left for the next call
 
 local function count(name, number)
   counts[name] = (counts[name] or 0) + (number or 1)
