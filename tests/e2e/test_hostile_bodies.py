@@ -13,7 +13,7 @@ import random
 import time
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -153,7 +153,7 @@ class Fuzz:
             inner = place.get(key) if isinstance(place, dict) else place[key]
             if not isinstance(inner, dict | list) or not inner or choose.random() < 0.4:
                 break
-            place = inner
+            place = cast("Any", inner)
         other = choose.choice(REAL)
         foreign = choose.choice(list(other))
         if isinstance(place, dict) and choose.random() < 0.4:

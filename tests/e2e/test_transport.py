@@ -358,7 +358,7 @@ async def test_a_body_cut_short_raises_after_what_came(transport, kind) -> None:
     got = b""
     async with ScriptedUpstream(MID_BODY[kind]) as up:
         async with opened(transport, post(up.url)) as response:
-            with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):  # noqa: PT012 - all that came
+            with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
                 async for chunk in stream(response):
                     got += chunk
         await up.until(lambda: up.connections_open == 0)

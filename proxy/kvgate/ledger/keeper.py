@@ -166,10 +166,14 @@ class Keeper:
             self.doubt()  # this process was stopped, or Redis was away
         await self._host.prepare(up=self.up)
         await self._send()
-        self._beaten_s, self._failing_since_s = now_s, None
+        self._beaten_s = now_s
+        if not self.up:
+            await self._restore()
+        self._failing_since_s = None
+
+    async def _restore(self) -> None:
         doubts = self._doubts
-        if self.up:
-            return
+        self.link = Link.UNSURE
         self._host.came_back()
         await self._send()  # with what was granted here since the first
         await self._host.restore()

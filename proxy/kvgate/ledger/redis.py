@@ -272,20 +272,24 @@ class RedisLedger:
         engines = tuple(self._as_seen_here(seen.engines))
         return self._alone.view() or replace(seen, engines=engines, processes=max(self.live, 1))
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> bool:
         """Bring `view` and every ticket up to date: for tests, and for who needs to be exact.
 
-        Does nothing while Redis is away.
+        False when that could not be done, because Redis is away or was just now.
         """
         await asyncio.gather(*self._background, return_exceptions=True)
         if not await self._keeper.beat() or not self.up:
-            return
-        reply = await self._scripts.pump()
-        while reply.unfinished and not reply.grace:
+            return False
+        try:
             reply = await self._scripts.pump()
-        await self._wakeups.catch_up()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        await self._restorer.look()
+            while reply.unfinished and not reply.grace:
+                reply = await self._scripts.pump()
+            await self._wakeups.catch_up()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            await self._restorer.look()
+        except TROUBLE as error:
+            self._keeper.trouble(error)
+        return self.up
 
     def __repr__(self) -> str:
         return f"<RedisLedger {self._pool} {self.mode}: {self._table!r}>"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvgate.clock import SystemClock
 from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.connect import TROUBLE
 from kvgate.ledger.redis import RedisLedger
 
 if TYPE_CHECKING:
@@ -45,11 +47,21 @@ async def shared(url: str, pool: str = "p", **options: Any) -> AsyncIterator[Red
         yield ledger
 
 
+async def refresh(ledger: RedisLedger) -> None:
+    """`view` and every ticket are of now. A busy machine may need more than one try."""
+    async with asyncio.timeout(WITHIN_S):
+        while not await ledger.refresh():
+            await asyncio.sleep(0.01)
+
+
 async def out_of_grace(ledger: RedisLedger) -> None:
     """A new epoch begins with a grace in which nothing is granted."""
-    while (await ledger._scripts.pump()).grace:
+    is_over = False
+    while not is_over:
+        with contextlib.suppress(*TROUBLE):
+            is_over = not (await ledger._scripts.pump()).grace
         await asyncio.sleep(0.01)
-    await ledger.refresh()
+    await refresh(ledger)
 
 
 @asynccontextmanager
@@ -107,6 +119,6 @@ class Exact:
             try:
                 return await call(*args)
             finally:
-                await self.inner.refresh()
+                await refresh(self.inner)
 
         return exact

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.ledger.ledgers import Exact, shared
+from integration.ledger.ledgers import Exact, refresh, shared
 from unit.ledger.conformance import LedgerConformance
 from unit.ledger.pool import ask
 
@@ -27,12 +27,12 @@ class TestRedisLedger(LedgerConformance):
 
     @asynccontextmanager
     async def open(self, **bounds: int) -> AsyncIterator[Any]:
-        async with shared(self.url, heartbeat_s=0.02, **bounds) as ledger:
+        async with shared(self.url, "p", heartbeat_s=0.02, **bounds) as ledger:
             self.ledger = ledger
             yield Exact(ledger)
 
     async def settle(self) -> None:
-        await self.ledger.refresh()
+        await refresh(self.ledger)
 
     async def test_a_grant_that_crosses_a_cancel_is_given_back_by_it(self, probe):
         """Here a release takes a while, in which a waiter may well get its grant: the two leave together."""

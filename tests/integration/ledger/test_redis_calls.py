@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.ledger.ledgers import Watch, queue, shared, start, until, without_heartbeats
+from integration.ledger.ledgers import Watch, queue, refresh, shared, start, until, without_heartbeats
 from kvgate.ledger.batching import BATCH_MAX, BatchingRedis
 from kvgate.ledger.connect import Connection
 from kvgate.ledger.scripts import Granted, Refused
@@ -16,6 +16,8 @@ from unit.ledger.pool import ask, cost, engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from kvgate.ledger.redis import RedisLedger
 
 pytestmark = pytest.mark.integration
 
@@ -56,19 +58,25 @@ async def test_a_large_prefill_part_is_given_back_by_a_call_of_its_own(redis_ser
         await ticket.granted()
 
 
+def drop_behind_its_back(ledger: RedisLedger, request_id: str) -> None:
+    entry = ledger._table.get(request_id)
+    assert entry is not None
+    ledger._table.drop(entry)
+
+
 async def test_a_heartbeat_puts_right_what_was_released_behind_its_back(redis_server):
     """A release that gets lost, and one that comes twice."""
     async with shared(redis_server.url) as ledger:
         await ledger.observe(engine())
         for number in range(3):
             await start(ledger, ask(f"r{number}", blocks=30))
-        ledger._table.drop(ledger._table.get("r0"))
+        drop_behind_its_back(ledger, "r0")
         await ledger._scripts.release(ledger.pid, ledger._table.next_rel(), "a", cost(30))
         await ledger._scripts.release(ledger.pid, ledger._table.next_rel(), "a", cost(30))
-        await ledger.refresh()
+        await refresh(ledger)
         assert ledger.view().engines[0].reserved == cost(60, 2)
-        ledger._table.drop(ledger._table.get("r1"))
-        await ledger.refresh()
+        drop_behind_its_back(ledger, "r1")
+        await refresh(ledger)
         assert ledger.view().engines[0].reserved == cost(30)
         assert await ledger._scripts.verify() == []
 
@@ -114,11 +122,11 @@ async def test_calls_of_one_moment_share_a_connection(client, redis_server):
 
 
 async def test_an_error_is_for_its_own_call(client):
-    good, bad, also_good = await asyncio.gather(
+    answers: Any = await asyncio.gather(
         client.set("a", 1), client.execute_command("NONSENSE"), client.get("a"), return_exceptions=True
     )
-    assert (good, also_good) == (True, b"1")
-    assert "unknown command" in str(bad)
+    assert (answers[0], answers[2]) == (True, b"1")
+    assert "unknown command" in str(answers[1])
 
 
 async def test_a_cancelled_caller_does_not_unsend_nor_harm_the_others(client):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from integration.ledger.ledgers import queue, shared, start
+from integration.ledger.ledgers import queue, refresh, shared, start
 from kvgate.ledger.base import Grant, Refusal
 from support.redis_server import FaultProxy
 from unit.ledger.pool import ask, cost, engine
@@ -50,7 +50,7 @@ async def client(ledger: RedisLedger, asked: Ask, *, fail: bool = False) -> None
 
 async def assert_empty(ledger: RedisLedger) -> None:
     for _ in range(2):  # the second beat says what the first one's pump may have brought
-        await ledger.refresh()
+        await refresh(ledger)
     view = ledger.view()
     assert (view.queued, [use.reserved for use in view.engines]) == (0, [cost(0, 0)])
     assert [use.pinned_by for use in view.engines] == [None]
@@ -91,7 +91,7 @@ async def test_cancel_at_every_moment_around_the_grant(ledger):
         await start(ledger, ask("x", blocks=100))
         task = asyncio.create_task(client(ledger, ask("r", blocks=100)))
         following = asyncio.create_task(client(ledger, ask("next", blocks=100)))
-        await ledger.refresh()
+        await refresh(ledger)
         release = asyncio.create_task(ledger.release("x"))
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -146,16 +146,16 @@ async def test_a_tangle_of_clients_over_a_line_that_keeps_breaking(redis_server)
         while not ledger.up:
             await asyncio.sleep(0.01)
         for _ in range(6):  # withdrawals are repeated for a few beats
-            await ledger.refresh()
+            await refresh(ledger)
         await assert_empty(ledger)
 
 
 async def test_two_at_the_same_id_are_an_error_also_while_the_first_is_on_its_way(ledger):
-    first, second = await asyncio.gather(
+    answers: Any = await asyncio.gather(
         ledger.reserve(ask("r")), ledger.reserve(ask("r")), return_exceptions=True
     )
-    assert isinstance(second, ValueError)
-    assert not isinstance(first, BaseException)
+    assert isinstance(answers[1], ValueError)
+    assert not isinstance(answers[0], BaseException)
     await ledger.cancel("r")
     await assert_empty(ledger)
 

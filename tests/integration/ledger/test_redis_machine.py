@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from integration.ledger.ledgers import Exact, without_heartbeats
+from integration.ledger.ledgers import Exact, refresh, without_heartbeats
 from support.redis_server import RedisServer, binary
 from unit.ledger.machine import LedgerMachine
 
@@ -44,13 +44,13 @@ class RedisMachine(LedgerMachine):
         self.shared = await self.stack.enter_async_context(
             without_heartbeats(self.url, pool=pool, heartbeat_s=0.02, **bounds)
         )
-        return Exact(self.shared)  # type: ignore[return-value]
+        return Exact(self.shared)
 
     async def settle(self) -> None:
-        await self.shared.refresh()
+        await refresh(self.shared)
         assert await self.shared._scripts.verify() == []
 
-    def close(self, dice: int) -> None:  # type: ignore[override]
+    def close(self, dice: int) -> None:
         """Left out: those whom one process sends away are withdrawn from a pool, which counts them as cancels."""
 
     def teardown(self) -> None:

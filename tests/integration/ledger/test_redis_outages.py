@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.ledger.ledgers import Watch, out_of_grace, queue, shared, start, until
+from integration.ledger.ledgers import Watch, out_of_grace, queue, refresh, shared, start, until
 from kvgate.ledger.base import Refusal
 from support.redis_server import ClusterSet, FaultProxy, RedisServer, SentinelSet
 from unit.ledger.pool import ask, cost, engine
@@ -49,7 +49,7 @@ async def back(ledger: RedisLedger) -> None:
 
 async def assert_exact(ledger: RedisLedger, blocks: int, reservations: int, queued: int = 0) -> None:
     """What Redis counts is what this one process holds, and every invariant holds there."""
-    await ledger.refresh()
+    await refresh(ledger)
     (use,) = ledger.view().engines
     assert (use.reserved.blocks, use.reservations) == (blocks, reservations)
     assert ledger.view().queued == queued
@@ -120,7 +120,7 @@ async def test_open_starts_at_once_and_says_so(line, how, heal):
         for name in ("held", "r0", "r1"):
             assert waits.decision is None
             await ledger.release(name)
-            await ledger.refresh()
+            await refresh(ledger)
         await waits.granted()
         await assert_exact(ledger, 100, 2)
 
@@ -153,7 +153,7 @@ async def test_an_empty_redis_is_told_everything_again(line, how):
         await until(lambda: "epoch_changed" in watch.events)
         for ledger in (one, two):
             await back(ledger)
-        await one.refresh()
+        await refresh(one)
         assert (one.view().queued, one.view().engines[0].reserved) == (6, cost(100, 2))
 
         async def serve(number: int) -> None:
@@ -166,7 +166,7 @@ async def test_an_empty_redis_is_told_everything_again(line, how):
         await two.release("y")
         await asyncio.gather(*tasks)
         assert order == [f"r{number}" for number in range(6)]
-        await two.refresh()
+        await refresh(two)
         await assert_exact(one, 0, 0)
 
 
@@ -197,20 +197,20 @@ async def test_a_process_that_is_cut_off_goes_on_alone_and_comes_back(redis_serv
         ):
             for ledger in (one, two):
                 await ledger.observe(engine())
-            await one.refresh()
+            await refresh(one)
             await start(two, ask("held", blocks=30))
-            await two.refresh()
+            await refresh(two)
             cut.hang()
             await until(lambda: two.mode == "local")
-            assert await start(two, ask("alone", blocks=15)), "45 blocks are its share"
+            await start(two, ask("alone", blocks=15))  # 45 blocks are its share
             ticket = await queue(two, ask("waits", blocks=20))
             await until(lambda: one.live == 1)
             await start(one, ask("other", blocks=70))
             assert ticket.decision is None
             cut.heal()
             await back(two)
-            await one.refresh()
-            await two.refresh()
+            await refresh(one)
+            await refresh(two)
             assert one.view().engines[0].reserved == cost(115, 3), "over by what was decided apart, no more"
             await one.release("other")
             await ticket.granted()
@@ -263,9 +263,22 @@ async def test_engines_and_prices_that_changed_during_an_outage(line):
         grant = await ticket.granted()
         assert (grant.engine_id, grant.cost) == ("c", cost(300))
         await back(ledger)
-        await ledger.refresh()
+        await refresh(ledger)
         uses = {use.limits.engine_id: use.reserved.blocks for use in ledger.view().engines}
         assert uses == {"a": 0, "c": 300}
+
+
+async def test_a_redis_that_takes_beats_but_not_requests_counts_as_away(redis_server):
+    """Somebody overwrote a part of the ledger."""
+    async with shared(redis_server.url) as ledger:
+        await ledger.observe(engine())
+        await start(ledger, ask("held", blocks=40))
+        redis_server.command("DEL", "kvgate:{p}:waiters")
+        redis_server.command("SET", "kvgate:{p}:waiters", "rubbish")
+        await start(ledger, ask("r", blocks=40))
+        redis_server.command("DEL", "kvgate:{p}:waiters")
+        await back(ledger)
+        await assert_exact(ledger, 80, 2)
 
 
 async def test_close_answers_everyone_during_an_outage_too(line):

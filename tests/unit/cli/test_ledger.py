@@ -26,7 +26,11 @@ LIMITS = EngineLimits(ENGINE, EngineShape(16, 4096), blocks=1000, seqs=8, prefil
 REPORT = Report(
     "llama",
     LedgerView(
-        (EngineUse(LIMITS, KVCost(70, 3, 512), 3, pinned_by="r9"),), 2, 1.5, "redis", {"grants": 7, "pins": 1}
+        (EngineUse(LIMITS, KVCost(70, 3, 512), 3, pinned_by="r9"),),
+        2,
+        1.5,
+        "redis",
+        totals={"grants": 7, "pins": 1},
     ),
     Inspection(
         epoch="e1",

@@ -93,7 +93,7 @@ def test_lines_are_not_printed_for_every_frame():
 
 def test_the_cursor_comes_back_even_after_an_exception():
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    with pytest.raises(KeyboardInterrupt), LiveDisplay(console) as display:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), LiveDisplay(console) as display:
         display.show(FRAME)
         raise KeyboardInterrupt
     hide, show = "\x1b[?25l", "\x1b[?25h"
