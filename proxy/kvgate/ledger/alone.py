@@ -1,6 +1,6 @@
 """A process on its own while Redis is away: its table decided by a `Fallback`, until Redis is back.
 
-While Redis answers, this is off and every method but `begin` does nothing. When it begins, what the process
+While Redis answers, this is off and decides nothing. When it begins, what the process
 holds and who waits are carried over; when it ends, nothing has to be carried back, for the table has it all.
 """
 
@@ -30,6 +30,8 @@ class Alone:
         self._mode = mode
         self._bounds = bounds
         self._fallback: Fallback | None = None
+        self._in_use: dict[str, int] = {}
+        """Blocks of each engine as its gauge showed last."""
         self._continuing = False
 
     @property
@@ -48,6 +50,8 @@ class Alone:
         for entry in table.held():
             if entry.grant is not None:
                 fallback.adopt(replace(entry.grant, request_id=entry.wire))
+        for engine_id, blocks_in_use in self._in_use.items():
+            fallback.gauge(engine_id, blocks_in_use)
         now_s = self._clock.monotonic()
         for entry in table.waiting():
             refusal = fallback.reserve(entry.ask, entry.place, now_s)
@@ -90,7 +94,15 @@ class Alone:
             self._fallback.observe(limits)
             self._announce()
 
+    def gauge(self, engine_id: str, blocks_in_use: int) -> None:
+        """What an engine's own gauge shows; kept while this is off, for the moment when it begins."""
+        self._in_use[engine_id] = blocks_in_use
+        if self._fallback is not None:
+            self._fallback.gauge(engine_id, blocks_in_use)
+            self._announce()
+
     def forget(self, engine_id: str) -> None:
+        self._in_use.pop(engine_id, None)
         if self._fallback is not None:
             self._fallback.forget(engine_id)
             self._announce()

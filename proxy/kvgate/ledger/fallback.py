@@ -1,8 +1,9 @@
 """What a process does while Redis is away, until it answers again.
 
 * `local`: it goes on by itself within its share: nine tenths of each engine, divided by the processes that were
-  alive at its last heartbeat. The tenth that is left, and the shares of processes that are gone, make room for
-  what the others do not know of each other. One that never had a heartbeat has no share.
+  alive at its last heartbeat, and only where the engine's own gauge shows room, for the others may use more than
+  their share. The tenth that is left makes room for what the processes do not know of each other. One that never
+  had a heartbeat has no share.
 * `closed`: everything waits, and is answered `ledger_unavailable` when its wait is over.
 * `open`: it grants at once, to the engine that is least loaded by its own sums, and counts.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kvgate.ledger.base import Ask, Grant, Refusal
     from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
-SHARE = 0.9
+SHARE_PERCENT = 90
 """Of an engine that the processes divide among themselves."""
 OPEN_FACTOR = 1 << 20
 """More of every engine than any number of requests can ask for; loads keep their order."""
@@ -61,6 +62,8 @@ class Fallback:
         self.mode = mode
         self._live = live
         self._limits: dict[str, EngineLimits] = {}
+        self._in_use: dict[str, int] = {}
+        """Blocks, as each engine's gauge showed last."""
         self._core = LedgerCore(bypass_max=bypass_max, scan_depth=scan_depth, grants_max=grants_max, tie=0)
         for each in limits:
             self.observe(each)
@@ -100,8 +103,16 @@ class Fallback:
         self._core.observe(replace(limits, engine_id=limits.engine_id + _WHOLE, accepting=False))
         self._core.observe(self._share(limits))
 
+    def gauge(self, engine_id: str, blocks_in_use: int) -> None:
+        """What an engine says of itself, by whomever it is used; without a word of it only the share counts."""
+        self._in_use[engine_id] = blocks_in_use
+        limits = self._limits.get(engine_id)
+        if limits is not None:
+            self._core.observe(self._share(limits))
+
     def forget(self, engine_id: str) -> None:
         self._limits.pop(engine_id, None)
+        self._in_use.pop(engine_id, None)
         self._core.forget(engine_id)
         self._core.forget(engine_id + _WHOLE)
 
@@ -124,9 +135,19 @@ class Fallback:
             case OnFailure.OPEN:
                 return _scaled(limits, OPEN_FACTOR, 1)
             case OnFailure.LOCAL if self._live:
-                return _scaled(limits, round(SHARE * 1000), 1000 * self._live)
+                return self._braked(_scaled(limits, SHARE_PERCENT, 100 * self._live), limits)
             case OnFailure.LOCAL | OnFailure.CLOSED:
                 return replace(limits, accepting=False)
+
+    def _braked(self, share: EngineLimits, limits: EngineLimits) -> EngineLimits:
+        """The share, but no more than what is held here and the room that the gauge shows."""
+        in_use = self._in_use.get(limits.engine_id)
+        if in_use is None:
+            return share
+        uses = self._core.view(0.0).engines
+        held = sum(use.reserved.blocks for use in uses if use.limits.engine_id == limits.engine_id)
+        room = max(limits.blocks * SHARE_PERCENT // 100 - in_use, 0)
+        return replace(share, blocks=min(share.blocks, held + room))
 
     def __repr__(self) -> str:
         return f"<Fallback {self.mode} of {self._live}: {self._core!r}>"

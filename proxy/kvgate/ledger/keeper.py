@@ -133,6 +133,11 @@ class Keeper:
     def up(self) -> bool:
         return self.link is Link.UP
 
+    @property
+    def lease_sure(self) -> bool:
+        """Whether the lease cannot have run out: it was given when a beat was taken, which was after it was sent."""
+        return self._beaten_s is not None and self._clock.monotonic() < self._beaten_s + self._lease_s
+
     async def run(self) -> None:
         """Beat and pump until cancelled."""
         while True:
@@ -203,14 +208,12 @@ class Keeper:
         self._want_pump(reply)
         await self._host.beaten(reply, up=self.up)
 
-    def note(self, reply: Reply) -> bool:
-        """Look at the answer of any call; False when it comes from another epoch and so says nothing."""
+    def note(self, reply: Reply) -> None:
+        """Look at the answer of any call."""
         self._want_pump(reply)
-        if reply.epoch == self.epoch:
-            return True
-        self.doubt()
-        self.hurry()
-        return False
+        if reply.epoch != self.epoch:
+            self.doubt()
+            self.hurry()
 
     def trouble(self, error: BaseException) -> None:
         """A call failed: find out how it stands."""

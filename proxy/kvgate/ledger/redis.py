@@ -253,8 +253,14 @@ class RedisLedger:
             await self._call("void", self._scripts.void(self.pid, engine_id))
 
     async def settle(self, engine_id: str, blocks_in_use: int) -> None:
-        """What the engine's own gauge shows, after each scrape: so sums of processes that are gone are let go."""
-        if self.up and engine_id in self._table.limits:
+        """What the engine's own gauge shows, after each scrape.
+
+        So sums of processes that are gone are let go, and a process that is alone sees what the others use.
+        """
+        if engine_id not in self._table.limits:
+            return
+        self._alone.gauge(engine_id, blocks_in_use)
+        if self.up:
             await self._call("settle", self._scripts.settle(engine_id, blocks_in_use))
 
     # the whole
@@ -371,18 +377,23 @@ class RedisLedger:
     # decisions that come in
 
     def _deliver(self, entry: Granted | Refused) -> None:
-        """From the stream. A grant that nobody here waits for is given back by the next beat, which comes now."""
+        """From the stream. A grant that cannot be taken is given back by the next beat, which comes now.
+
+        That is one that nobody here waits for; one decided on what is no longer so; and one read when the lease
+        may have run out (this process was stopped, or cut off): its room may be another's by now. Who waits for
+        it queues again, at its place.
+        """
         own = self._table.by_wire(entry.request_id)
         if isinstance(entry, Refused):
             if own is not None and own.grant is None:
                 self._table.drop(own, entry.refusal)
                 self._alone.finish(own)
             return
-        self._table.read(entry)
+        is_new = self._table.read(entry)
         if own is None or own.grant is not None:
             self._stray()
-        elif own.repriced or entry.engine_id not in self._table.limits:
-            self._keeper.doubt()  # decided on what is no longer so: it queues again, at its place
+        elif not (is_new and self._keeper.lease_sure and self._still_holds(entry, own)):
+            self._keeper.doubt()
             self._stray()
         else:
             own.unsure = False
@@ -390,6 +401,9 @@ class RedisLedger:
             grant = Grant(own.request_id, entry.engine_id, entry.shape, entry.cost, entry.seq)
             self._table.hold(own, grant, counted=entry.cost)
             self._alone.finish(own)
+
+    def _still_holds(self, granted: Granted, own: Entry) -> bool:
+        return not own.repriced and granted.engine_id in self._table.limits
 
     def _stray(self) -> None:
         self._watch.happened("stray_grant")

@@ -98,6 +98,8 @@ class Restorer:
         if reply.epoch != self._epoch:
             self._epoch = reply.epoch
             self._wakeups.start_at(reply.now_ms)
+        if reply.lease_new:
+            self._table.ack = max(self._table.ack, reply.gseq)  # what was granted before went with the lease
         if up:
             await self._withdraw_doubtful()
             await self._patrol()

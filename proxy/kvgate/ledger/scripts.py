@@ -18,8 +18,9 @@ What a process owes:
   sums; a grant that was read and is not in the sums is thereby given back.
 * When `epoch` of an answer changes, the server began with nothing: read the stream from its beginning, beat,
   observe every engine, and reserve again whatever waits, with its old `seq`. `BeatReply.lease_new` asks for the
-  same (but for the stream): the process was taken for gone and its waiters with it. Grants up to `gseq` of that
-  reply that it has not read by then are best left alone; the next beat, with that `gseq` as `ack`, returns them.
+  same (but for the stream): the process was taken for gone and its waiters with it. So does a beat whose answer
+  was lost, since it may have said so. A grant that was on its way then is still counted, unless its engine showed
+  its blocks free meanwhile; a process that reads and keeps it counts it with its next beat.
 * `unfinished`: there is more to decide than one call does; send `pump` soon.
 """
 
@@ -27,18 +28,33 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from kvgate.errors import KvgateError, LedgerCorrupt
 from kvgate.ledger import keys
+from kvgate.ledger.answers import (
+    BeatReply,
+    Granted,
+    Holding,
+    Inspection,
+    Orphan,
+    Refused,
+    Reply,
+    Sums,
+    Waiting,
+    holding_of,
+    orphan_of,
+    read_entry,
+    text_of,
+    totals_of,
+    use_of,
+    waiting_of,
+)
 from kvgate.ledger.base import Ask, Refusal
 from kvgate.ledger.lua import read_scripts
-from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView
-
-_TOTALS = ("arrivals", "grants", "releases", "cancels", "voided", "bypasses", "pins")
+from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView
 
 
 class Client(Protocol):
@@ -53,109 +69,6 @@ class LeaseLost(KvgateError):
     def __init__(self, pid: str, epoch: str) -> None:
         super().__init__(f"process {pid} has no lease in epoch {epoch}: beat, then try again")
         self.epoch = epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """What a process holds on one engine, all its reservations together."""
-
-    cost: KVCost
-    reservations: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """In every answer."""
-
-    epoch: str
-    """Changes when the server began with nothing."""
-    now_ms: int
-    """The server's clock."""
-    unfinished: bool
-    """There is more to decide: send `pump` soon."""
-    grace: bool
-    """A new epoch: nothing is granted until the processes have said what they hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeatReply(Reply):
-    live: int
-    """Processes with a lease, this one included."""
-    lease_new: bool
-    """It had none before: nothing of it is in the queue, and no engine is known to be known to it."""
-    gseq: int
-    """Of the latest grant made to anyone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A grant, from the stream."""
-
-    pid: str
-    request_id: str
-    engine_id: str
-    shape: EngineShape
-    """The engine's when it was granted."""
-    cost: KVCost
-    """What was added to the sums for it."""
-    seq: int
-    gseq: int
-    """Counts the grants of a pool; above every one that a process has read, in a new epoch too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refusal of one that waited, from the stream."""
-
-    pid: str
-    request_id: str
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one process holds on one engine, for people."""
-
-    pid: str
-    engine_id: str
-    sums: Sums
-    unseen: int
-    """Grants among them that the process has not acknowledged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """What a process that is gone held on one engine; counted until the engine shows it free."""
-
-    pid: str
-    engine_id: str
-    sums: Sums
-    age_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """One that waits, for people."""
-
-    pid: str
-    request_id: str
-    seq: int
-    wait_ms: int
-    bypasses: int
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The parts of the ledger that `view` sums up."""
-
-    epoch: str
-    leases_ms: Mapping[str, int]
-    """By process: until its lease runs out; negative when it did."""
-    holdings: tuple[Holding, ...]
-    orphans: tuple[Orphan, ...]
-    head: tuple[Waiting, ...]
-    """The first of the queue, those that wait for an engine to come back not among them."""
-    parked: int
 
 
 class LedgerScripts:
@@ -250,7 +163,7 @@ class LedgerScripts:
         seq = "" if ask.seq is None else ask.seq
         words = [_name(ask.request_id), seq, depth, "" if ack is None else ack]
         reply, rest = await self._ask("reserve", pid, *words, *_counted(ask.avoid), *_prices(ask.costs))
-        answer = _text(rest[0])
+        answer = text_of(rest[0])
         if answer == "taken":
             raise ValueError(f"request {ask.request_id} is queued by another process")
         return reply, int(rest[1]) if answer == "queued" else Refusal(answer)
@@ -319,7 +232,7 @@ class LedgerScripts:
     async def reap(self) -> list[str]:
         """Take every process whose lease ran out for gone; returns their pids."""
         _, rest = await self._ask("reap", "")
-        return [_text(pid) for pid in rest[0]]
+        return [text_of(pid) for pid in rest[0]]
 
     async def ahead(self, seqs: Sequence[int]) -> list[int]:
         """How many stand before each of these places in the queue."""
@@ -331,27 +244,27 @@ class LedgerScripts:
         """A consistent snapshot. An engine accepts when one live process uses it; it is listed while one knows it."""
         _, (queued, oldest_ms, engines, totals) = await self._ask("view", "")
         return LedgerView(
-            engines=tuple(_use(row) for row in engines),
+            engines=tuple(use_of(row) for row in engines),
             queued=int(queued),
             oldest_wait_s=int(oldest_ms) / 1000,
             mode="redis",
-            totals=_totals(totals),
+            totals=totals_of(totals),
         )
 
     async def verify(self) -> list[str]:
         """Every invariant that does not hold, in words; empty when all is well. Reads everything: not for each beat."""
         _, rest = await self._ask("verify", "")
-        return [_text(line) for line in rest[0]]
+        return [text_of(line) for line in rest[0]]
 
     async def inspect(self, head_max: int = 20) -> Inspection:
         """Who holds what, whose sums are orphaned, and who is first in the queue."""
         reply, (leases, holdings, orphans, head, parked) = await self._ask("inspect", "", head_max)
         return Inspection(
             epoch=reply.epoch,
-            leases_ms={_text(pid): int(left_ms) for pid, left_ms in leases},
-            holdings=tuple(_holding(row) for row in holdings),
-            orphans=tuple(_orphan(row) for row in orphans),
-            head=tuple(_waiting(row) for row in head),
+            leases_ms={text_of(pid): int(left_ms) for pid, left_ms in leases},
+            holdings=tuple(holding_of(row) for row in holdings),
+            orphans=tuple(orphan_of(row) for row in orphans),
+            head=tuple(waiting_of(row) for row in head),
             parked=int(parked),
         )
 
@@ -366,8 +279,8 @@ class LedgerScripts:
                 raise LedgerCorrupt(str(error)) from error
             raise
         if not status:
-            raise LeaseLost(pid, _text(epoch))
-        return Reply(_text(epoch), int(now_ms), bool(unfinished), bool(grace)), rest
+            raise LeaseLost(pid, text_of(epoch))
+        return Reply(text_of(epoch), int(now_ms), bool(unfinished), bool(grace)), rest
 
     async def _run(self, verb: str, *words: str | int) -> list[Any]:
         script = self._scripts[verb]
@@ -377,23 +290,6 @@ class LedgerScripts:
         except NoScriptError:
             answer = await self._client.execute_command("EVAL", script.text, *tail)
         return answer
-
-
-def read_entry(fields: Mapping[bytes, bytes] | Mapping[str, str]) -> Granted | Refused:
-    """An entry of the stream. Raises KeyError or ValueError for one that no version of the scripts writes."""
-    entry = {_text(name): _text(value) for name, value in fields.items()}
-    if "refusal" in entry:
-        return Refused(entry["pid"], entry["rid"], Refusal(entry["refusal"]))
-    blocks, seqs, prefill_tokens = (int(part) for part in entry["cost"].split(":"))
-    return Granted(
-        pid=entry["pid"],
-        request_id=entry["rid"],
-        engine_id=entry["engine"],
-        shape=keys.shape_of(entry["shape"]),
-        cost=KVCost(blocks, seqs, prefill_tokens),
-        seq=int(entry["seq"]),
-        gseq=int(entry["gseq"]),
-    )
 
 
 # What goes in.
@@ -438,50 +334,18 @@ def _lowest(cost: KVCost) -> int:
     return min(cost.blocks, cost.seqs, cost.prefill_tokens)
 
 
-# What comes out.
-
-
-def _text(word: bytes | str) -> str:
-    return word.decode() if isinstance(word, bytes) else word
-
-
-def _use(row: Sequence[Any]) -> EngineUse:
-    engine_id, shape, blocks, seqs, prefill_tokens, accepting, *held, pin = row
-    return EngineUse(
-        EngineLimits(
-            _text(engine_id),
-            keys.shape_of(_text(shape)),
-            int(blocks),
-            int(seqs),
-            int(prefill_tokens),
-            bool(accepting),
-        ),
-        _sums(held).cost,
-        _sums(held).reservations,
-        _text(pin) or None,
-    )
-
-
-def _sums(numbers: Sequence[Any]) -> Sums:
-    blocks, seqs, prefill_tokens, reservations = (int(number) for number in numbers)
-    return Sums(KVCost(blocks, seqs, prefill_tokens), reservations)
-
-
-def _totals(pairs: Sequence[Any]) -> dict[str, int]:
-    totals = dict.fromkeys([f"refused_{reason}" for reason in Refusal], 0) | dict.fromkeys(_TOTALS, 0)
-    return totals | {_text(name): int(number) for name, number in zip(pairs[::2], pairs[1::2], strict=True)}
-
-
-def _holding(row: Sequence[Any]) -> Holding:
-    pid, engine_id, *held, unseen = row
-    return Holding(_text(pid), _text(engine_id), _sums(held), int(unseen))
-
-
-def _orphan(row: Sequence[Any]) -> Orphan:
-    pid, engine_id, *held, age_ms = row
-    return Orphan(_text(pid), _text(engine_id), _sums(held), int(age_ms))
-
-
-def _waiting(row: Sequence[Any]) -> Waiting:
-    pid, request_id, seq, wait_ms, bypasses = row
-    return Waiting(_text(pid), _text(request_id), int(seq), int(wait_ms), int(bypasses))
+__all__ = [
+    "BeatReply",
+    "Client",
+    "Granted",
+    "Holding",
+    "Inspection",
+    "LeaseLost",
+    "LedgerScripts",
+    "Orphan",
+    "Refused",
+    "Reply",
+    "Sums",
+    "Waiting",
+    "read_entry",
+]

@@ -113,7 +113,7 @@ class Table:
     """The requests of one process. Not safe for threads; nothing here waits."""
 
     ack: int = 0
-    """The `gseq` of the last grant that was read."""
+    """Grants up to this `gseq` were read, or are none of ours any more."""
     rel: int = 0
     """Counts what was taken out of the sums by a call of its own."""
     limits: dict[str, EngineLimits] = field(default_factory=dict[str, EngineLimits])
@@ -149,10 +149,12 @@ class Table:
     def by_wire(self, wire: str) -> Entry | None:
         return self._by_wire.get(wire)
 
-    def read(self, granted: Granted) -> None:
-        """A grant was read, whoever it is for."""
+    def read(self, granted: Granted) -> bool:
+        """A grant of this process was read; False for one that a heartbeat has given back already."""
+        is_new = granted.gseq > self.ack
         self.ack = max(self.ack, granted.gseq)
         self.saw(granted.seq)
+        return is_new
 
     def saw(self, seq: int) -> None:
         """Guesses for new places go on from the highest seen."""

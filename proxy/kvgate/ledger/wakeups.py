@@ -8,7 +8,8 @@ an entry is delivered once.
 
 Entries can be missed in two ways, and both are noticed: the stream was trimmed before this process came to read
 (it keeps some 8,000), or a failover went back to an older copy whose entries begin again below the last one
-seen. Then `on_gap` is called, and the owner asks again for all that waits.
+seen. The first calls `on_gap`, the second is looked for after a reconnect; after both the owner asks again for
+all that waits.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class Chaos(RuleBasedStateMachine):
     async def _run(self, operation: Coroutine[Any, Any, Any]) -> None:
         await operation
         faults = await self.pool.scripts.verify()
-        assert faults == []
+        assert faults == [], faults
         await until_settled(self.pool)
         assert await self.pool.scripts.verify() == []
         await self._check_new_grants()

@@ -217,6 +217,40 @@ async def test_a_process_that_is_cut_off_goes_on_alone_and_comes_back(redis_serv
             await assert_exact(one, 65, 3)
 
 
+async def test_a_grant_that_was_read_too_late_is_not_taken(redis_server):
+    """It was made to a process whose lease then ran out, and the room went to somebody else."""
+    watch = Watch()
+    async with FaultProxy(redis_server.port) as cut:
+        async with (
+            shared(redis_server.url, lease_s=0.4) as one,
+            shared(cut.url, lease_s=0.4, on_failure="closed", watch=watch) as two,
+        ):
+            for ledger in (one, two):
+                await ledger.observe(engine())
+            await start(one, ask("x", blocks=100))
+            ticket = await queue(two, ask("r", blocks=60))
+            await refresh(one)
+            assert one.live == 2
+            cut.hang()
+            await one.release("x")
+            await until(lambda: one.live == 1)
+            await refresh(one)
+            assert one.view().engines[0].reserved == cost(60), "granted to the one that is cut off"
+            other = await queue(one, ask("other", blocks=60))
+            while other.decision is None:
+                await one.settle("a", 0)
+                await asyncio.sleep(0.05)
+            cut.heal()
+            await back(two)
+            await refresh(one)
+            assert ticket.decision is None
+            assert one.view().engines[0].reserved == cost(60)
+            assert "stray_grant" in watch.events
+            await one.release("other")
+            await ticket.granted()
+            await assert_exact(one, 60, 1)
+
+
 async def test_a_connection_that_breaks_is_mended_without_a_switch(line):
     watch = Watch()
     async with shared(line.url, watch=watch) as ledger:

@@ -310,6 +310,14 @@ class TestEngines:
         refused = [entry for entry in await pool.stream.read() if isinstance(entry, Refused)]
         assert refused == [Refused("p", "large", Refusal.NEVER_FITS)], "q still knows it"
 
+    async def test_one_that_waits_for_an_engine_to_come_back_starts_on_a_new_one(self, pool):
+        p = await pool.join("p", engine(), engine("big", blocks=500, accepting=False))
+        await p.queue(ask("r", blocks=400))
+        assert (await pool.scripts.inspect()).parked == 1
+        await p.observe(engine("new", blocks=500))
+        await p.read()
+        assert p.held["r"].engine_id == "new"
+
     async def test_places_of_gone_engines_are_used_again_and_mix_nothing_up(self, pool):
         p = await pool.join("p", engine("a"), engine("b", accepting=False))
         await p.scripts.forget("p", "a")

@@ -239,8 +239,12 @@ class TestBack:
         await pool.expire("p")
         await q.beat()
         await p.beat()
+        await pool.check()
         assert (await pool.use()).reserved == cost(60)
+        _, seq = await p.scripts.reserve("p", ask("x", blocks=60))
+        assert (await pool.use()).reservations == 1, "its grant is on its way, as before"
         await p.read()
+        assert p.held["x"].seq == seq
         await p.beat()
         assert (await pool.use()).reserved == cost(60)
         p.held.clear()

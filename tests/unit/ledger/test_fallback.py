@@ -82,6 +82,26 @@ def test_a_process_that_never_had_a_heartbeat_has_no_share():
     assert queue(alone, ask("r", blocks=1)) == []
 
 
+def test_local_takes_no_more_than_the_gauge_leaves_room_for():
+    """Others use more than their share: 80 of 100 blocks are in use, so 10 are left of nine tenths."""
+    alone = fallback()
+    alone.adopt(held("x", 5))
+    alone.gauge("a", 80)
+    assert queue(alone, ask("r1", blocks=11)) == []
+    assert queue(alone, ask("r2", blocks=10)) == ["r2"]
+    alone.gauge("a", 95)
+    assert queue(alone, ask("r3", blocks=1)) == []
+    alone.gauge("a", 20)
+    assert started(alone) == ["r1", "r3"]
+
+
+def test_a_gauge_that_shows_much_room_widens_no_share():
+    alone = fallback()
+    alone.gauge("a", 0)
+    assert queue(alone, ask("r1", blocks=45)) == ["r1"]
+    assert queue(alone, ask("r2", blocks=1)) == []
+
+
 def test_closed_starts_nothing_and_keeps_the_bound_of_the_queue():
     alone = fallback(OnFailure.CLOSED, 1)
     assert queue(alone, ask("r1", blocks=1, depth=1)) == []

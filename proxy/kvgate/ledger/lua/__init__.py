@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-_SHARED = ("prelude", "engines", "processes", "queue", "grants", "gone", "finish")
+_SHARED = ("prelude", "engines", "slots", "processes", "queue", "placement", "grants", "gone", "finish")
 """Every script begins with these, in this order."""
 
 VERBS = (

@@ -10,6 +10,7 @@ end
 
 local function write_all()
   write_engines()
+  write_slots()
   write_processes()
   write_entries()
   write_meta()

@@ -25,6 +25,14 @@ local function write_orphans(id, record)
   end
 end
 
+-- Its grants that nobody will acknowledge any more, as the text `u` of a slot.
+local function drop_unseen_of(text)
+  if text ~= '' then
+    local _, _, listed = split_unseen(text, 2 ^ 53)
+    drop_unseen(listed)
+  end
+end
+
 -- Take those of an engine's orphans out for which `chosen(orphan)` is true, and their sums with them.
 local function drop_orphans(id, chosen)
   local record = read_orphans(id)
@@ -32,6 +40,7 @@ local function drop_orphans(id, chosen)
   for _, orphan in ipairs(record.list) do
     if chosen(orphan) then
       add_to_engine(engine, -orphan[3], -orphan[4], -orphan[5], -orphan[6])
+      drop_unseen_of(orphan[7])
       count('orphans_dropped')
     else
       kept[#kept + 1] = orphan
@@ -82,8 +91,6 @@ local function empty_slot(pid, engine)
   local slot = slot_of(pid, engine.id)
   local held = { slot.b, slot.s, slot.p, slot.n, slot.u }
   if slot.n > 0 or slot.u ~= '' then
-    local _, _, listed = split_unseen(slot.u, 2 ^ 53)
-    drop_unseen(listed)
     slot.b, slot.s, slot.p, slot.n, slot.u = 0, 0, 0, 0, ''
     changed_slot(pid, engine.id)
   end
@@ -94,7 +101,9 @@ local function orphan_slots(pid)
   read_slots(pid)
   for id, engine in pairs(all_engines()) do
     local held = empty_slot(pid, engine)
-    if held[4] > 0 then
+    if held[4] == 0 then
+      drop_unseen_of(held[5])
+    else
       local record = read_orphans(id)
       record.list[#record.list + 1] = { pid, now, unpack(held) }
       record.excess = false
@@ -110,6 +119,7 @@ end
 -- Strike what a process holds on an engine.
 local function void_slot(pid, engine)
   local held = empty_slot(pid, engine)
+  drop_unseen_of(held[5])
   add_to_engine(engine, -held[1], -held[2], -held[3], -held[4])
   count('voided', held[4])
 end

@@ -49,24 +49,28 @@ local function check_sums()
     local sum = sums[id] or { 0, 0, 0, 0 }
     sums[id] = { sum[1] + b, sum[2] + s, sum[3] + p, sum[4] + n }
   end
-  for key, packed in pairs(pairs_of(K.slots)) do
-    local pid, id = key:match('^([^\1]+)\1(.+)$')
-    local slot = read_slot(packed)
-    expect(known[pid], 'engine %s: sums of process %s, which is not known', id, pid)
-    add_sums(id, slot.b, slot.s, slot.p, slot.n)
-    local _, _, grants = split_unseen(slot.u, 2 ^ 53)
+  local function check_unseen(text)
+    local _, _, grants = split_unseen(text, 2 ^ 53)
     for rid in pairs(grants) do
       expect(unseen[rid], 'request %s: its grant is unacknowledged, and not listed so', rid)
       listed = listed + 1
     end
   end
-  expect(size(unseen) <= listed, '%s unacknowledged grants are listed, and the slots have %s', size(unseen), listed)
+  for key, packed in pairs(pairs_of(K.slots)) do
+    local pid, id = key:match('^([^\1]+)\1(.+)$')
+    local slot = read_slot(packed)
+    expect(known[pid], 'engine %s: sums of process %s, which is not known', id, pid)
+    add_sums(id, slot.b, slot.s, slot.p, slot.n)
+    check_unseen(slot.u)
+  end
   for id in pairs(pairs_of(K.orphans)) do
     expect(meta.hold > 0, 'engine %s: orphans that nobody will drop', id)
     for _, orphan in ipairs(read_orphans(id).list) do
       add_sums(id, orphan[3], orphan[4], orphan[5], orphan[6])
+      check_unseen(orphan[7])
     end
   end
+  expect(size(unseen) <= listed, '%s unacknowledged grants are listed, and the parts have %s', size(unseen), listed)
   for id, e in pairs(all_engines()) do
     local sum = sums[id] or { 0, 0, 0, 0 }
     expect(
@@ -83,7 +87,8 @@ end
 
 -- The queue: the same requests in each of its parts.
 local function check_queue()
-  expect(size(waiters) == size(active) + size(parked), '%s wait, %s active, %s parked', size(waiters), size(active), size(parked))
+  local number = size(active) + size(parked)
+  expect(size(waiters) == number, '%s wait, %s are active or parked', size(waiters), number)
   expect(size(waiters) == size(owners), '%s wait, %s have an owner', size(waiters), size(owners))
   for rid in pairs(waiters) do
     local entry = entry_of(rid)

@@ -1,0 +1,182 @@
+"""What the scripts of the shared ledger answer, and what they push: values, and how they are read.
+
+The server speaks in arrays of integers and byte strings, or text where the client decodes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvgate.ledger.base import Refusal
+from kvgate.ledger.keys import shape_of
+from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost
+
+_TOTALS = ("arrivals", "grants", "releases", "cancels", "voided", "bypasses", "pins")
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a process holds on one engine, all its reservations together."""
+
+    cost: KVCost
+    reservations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """In every answer."""
+
+    epoch: str
+    """Changes when the server began with nothing."""
+    now_ms: int
+    """The server's clock."""
+    unfinished: bool
+    """There is more to decide: send `pump` soon."""
+    grace: bool
+    """A new epoch: nothing is granted until the processes have said what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReply(Reply):
+    live: int
+    """Processes with a lease, this one included."""
+    lease_new: bool
+    """It had none before: nothing of it is in the queue, and no engine is known to be known to it."""
+    gseq: int
+    """Of the latest grant made to anyone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A grant, from the stream."""
+
+    pid: str
+    request_id: str
+    engine_id: str
+    shape: EngineShape
+    """The engine's when it was granted."""
+    cost: KVCost
+    """What was added to the sums for it."""
+    seq: int
+    gseq: int
+    """Counts the grants of a pool; above every one that a process has read, in a new epoch too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal of one that waited, from the stream."""
+
+    pid: str
+    request_id: str
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one process holds on one engine, for people."""
+
+    pid: str
+    engine_id: str
+    sums: Sums
+    unseen: int
+    """Grants among them that the process has not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """What a process that is gone held on one engine; counted until the engine shows it free."""
+
+    pid: str
+    engine_id: str
+    sums: Sums
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One that waits, for people."""
+
+    pid: str
+    request_id: str
+    seq: int
+    wait_ms: int
+    bypasses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The parts of the ledger that `view` sums up."""
+
+    epoch: str
+    leases_ms: Mapping[str, int]
+    """By process: until its lease runs out; negative when it did."""
+    holdings: tuple[Holding, ...]
+    orphans: tuple[Orphan, ...]
+    head: tuple[Waiting, ...]
+    """The first of the queue, those that wait for an engine to come back not among them."""
+    parked: int
+
+
+def read_entry(fields: Mapping[bytes, bytes] | Mapping[str, str]) -> Granted | Refused:
+    """An entry of the stream. Raises KeyError or ValueError for one that no version of the scripts writes."""
+    entry = {text_of(name): text_of(value) for name, value in fields.items()}
+    if "refusal" in entry:
+        return Refused(entry["pid"], entry["rid"], Refusal(entry["refusal"]))
+    blocks, seqs, prefill_tokens = (int(part) for part in entry["cost"].split(":"))
+    return Granted(
+        pid=entry["pid"],
+        request_id=entry["rid"],
+        engine_id=entry["engine"],
+        shape=shape_of(entry["shape"]),
+        cost=KVCost(blocks, seqs, prefill_tokens),
+        seq=int(entry["seq"]),
+        gseq=int(entry["gseq"]),
+    )
+
+
+def text_of(word: bytes | str) -> str:
+    return word.decode() if isinstance(word, bytes) else word
+
+
+def use_of(row: Sequence[Any]) -> EngineUse:
+    engine_id, shape, blocks, seqs, prefill_tokens, accepting, *held, pin = row
+    return EngineUse(
+        EngineLimits(
+            text_of(engine_id),
+            shape_of(text_of(shape)),
+            int(blocks),
+            int(seqs),
+            int(prefill_tokens),
+            bool(accepting),
+        ),
+        sums_of(held).cost,
+        sums_of(held).reservations,
+        text_of(pin) or None,
+    )
+
+
+def sums_of(numbers: Sequence[Any]) -> Sums:
+    blocks, seqs, prefill_tokens, reservations = (int(number) for number in numbers)
+    return Sums(KVCost(blocks, seqs, prefill_tokens), reservations)
+
+
+def totals_of(pairs: Sequence[Any]) -> dict[str, int]:
+    totals = dict.fromkeys([f"refused_{reason}" for reason in Refusal], 0) | dict.fromkeys(_TOTALS, 0)
+    return totals | {text_of(name): int(number) for name, number in zip(pairs[::2], pairs[1::2], strict=True)}
+
+
+def holding_of(row: Sequence[Any]) -> Holding:
+    pid, engine_id, *held, unseen = row
+    return Holding(text_of(pid), text_of(engine_id), sums_of(held), int(unseen))
+
+
+def orphan_of(row: Sequence[Any]) -> Orphan:
+    pid, engine_id, *held, age_ms = row
+    return Orphan(text_of(pid), text_of(engine_id), sums_of(held), int(age_ms))
+
+
+def waiting_of(row: Sequence[Any]) -> Waiting:
+    pid, request_id, seq, wait_ms, bypasses = row
+    return Waiting(text_of(pid), text_of(request_id), int(seq), int(wait_ms), int(bypasses))
