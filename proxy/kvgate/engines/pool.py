@@ -59,7 +59,7 @@ class EnginePool:
         """`http` serves all questions to all backends (tests); without it each backend has its own client."""
         self.on_shapes: Callable[[], Awaitable[None]] | None = None
         """Called after an engine of a new shape joined: what is queued has to be priced on it."""
-        self.on_gauges: Callable[[str, int], Awaitable[None]] | None = None
+        self.on_gauges: Callable[[str, int, int | None], Awaitable[None]] | None = None
         """Called after each scrape with an engine's id and the KV blocks that it has in use by its own gauge."""
         self._settings = settings
         self._ledger = ledger
@@ -263,9 +263,12 @@ class EnginePool:
             await self.on_shapes()
 
     async def _gauged(self, engine: Engine) -> None:
-        usage = None if engine.gauges is None else engine.gauges.kv_usage
-        if self.on_gauges is not None and usage is not None and engine.limits is not None:
-            await self.on_gauges(engine.id, math.ceil(usage * engine.limits.blocks))
+        gauges, limits = engine.gauges, engine.limits
+        if self.on_gauges is None or gauges is None or limits is None or gauges.kv_usage is None:
+            return
+        running, waiting = gauges.running, gauges.waiting
+        seqs = None if running is None or waiting is None else round(running + waiting)
+        await self.on_gauges(engine.id, math.ceil(gauges.kv_usage * limits.blocks), seqs)
 
     # The parts --------------------------------------------------------------------------------------------
 

@@ -252,8 +252,8 @@ class RedisLedger:
         if self.up:
             await self._call("void", self._scripts.void(self.pid, engine_id))
 
-    async def settle(self, engine_id: str, blocks_in_use: int) -> None:
-        """What the engine's own gauge shows, after each scrape.
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> None:
+        """What the engine's own gauges show, after each scrape: blocks in use, sequences running and waiting.
 
         So sums of processes that are gone are let go, and a process that is alone sees what the others use.
         """
@@ -261,7 +261,7 @@ class RedisLedger:
             return
         self._alone.gauge(engine_id, blocks_in_use)
         if self.up:
-            await self._call("settle", self._scripts.settle(engine_id, blocks_in_use))
+            await self._call("settle", self._scripts.settle(engine_id, blocks_in_use, seqs))
 
     # the whole
 

@@ -214,14 +214,15 @@ class LedgerScripts:
         """The engine restarted: this process's sums there and all orphaned ones are void."""
         return (await self._ask("void", pid, _name(engine_id)))[0]
 
-    async def settle(self, engine_id: str, blocks_in_use: int) -> Reply:
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> Reply:
         """What the engine's gauge shows: orphaned sums shrink to what is in use beyond the live ones.
 
         Two readings in a row decide, the larger of them; an excess of no more than a hundredth of the engine
         is none, and the orphaned sums go altogether.
         """
-        _check_numbers(blocks_in_use)
-        return (await self._ask("settle", "", _name(engine_id), blocks_in_use))[0]
+        _check_numbers(blocks_in_use, seqs or 0)
+        told = [] if seqs is None else [seqs]
+        return (await self._ask("settle", "", _name(engine_id), blocks_in_use, *told))[0]
 
     # the whole
 

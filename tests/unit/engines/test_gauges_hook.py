@@ -1,4 +1,4 @@
-"""What the pool tells after each scrape: how many KV blocks an engine has in use by its own gauge."""
+"""What the pool tells after each scrape: how many KV blocks an engine has in use by its own gauge, and sequences."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from unit.engines.world import Server, World
 
 
 def test_the_blocks_in_use_are_told_after_each_scrape() -> None:
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, int, int | None]] = []
 
-    async def tell(engine_id: str, blocks_in_use: int) -> None:
-        told.append((engine_id, blocks_in_use))
+    async def tell(engine_id: str, blocks_in_use: int, seqs: int | None) -> None:
+        told.append((engine_id, blocks_in_use, seqs))
 
     async def run() -> None:
         world = World(
             {"a": Server(), "b": Server(EngineFace(metrics=False))}, block_size=32, num_gpu_blocks=121
         )
-        world.servers["a"].face.usage = 0.5
+        face = world.servers["a"].face
+        face.usage, face.running, face.waiting = 0.5, 3, 1
         world.pool.on_gauges = tell
         await world.pool.discover_once()
         world.servers["a"].face.usage = 0.001
@@ -26,4 +27,4 @@ def test_the_blocks_in_use_are_told_after_each_scrape() -> None:
         await world.pool.discover_once()
 
     run_virtual(run())
-    assert told == [("http://a", 60), ("http://a", 1)]
+    assert told == [("http://a", 60, 4), ("http://a", 1, 4)]

@@ -1,22 +1,25 @@
--- settle: what the gauge of an engine shows. ARGV: 3 engine, 4 blocks in use.
+-- settle: what the gauges of an engine show. ARGV: 3 engine, 4 blocks in use, 5 sequences there (or nothing).
 --
--- What is in use beyond the sums of live processes is the excess. Orphaned blocks shrink to the larger excess of
--- two readings in a row (at least SETTLE_GAP_MS apart), the oldest first; when that is no more than a hundredth of
--- the engine, all of them go. A live sum is a peak that is rarely reached, so the excess errs on the low side;
--- what is then still running on the engine shows in its own gauge, which is the brake.
+-- What is there beyond the sums of live processes is the excess. Orphaned sums shrink to the larger excess of two
+-- readings in a row (at least SETTLE_GAP_MS apart), the oldest first; when that is next to nothing, all of them go.
+-- It is counted in sequences: a sequence that runs is one that was reserved, whereas of its blocks only a part is
+-- in use before its end, so that an excess in blocks hides behind live sums. Blocks serve where the engine does not
+-- tell its sequences; they err on the low side.
 
 local id, in_use = ARGV[3], whole(4)
+local there = ARGV[5] and whole(5)
 
-local function blocks_of(list)
-  local blocks = 0
+-- Of each part of the sums (3 blocks, 4 sequences), what all orphans of a list hold.
+local function orphaned(list, part)
+  local sum = 0
   for _, orphan in ipairs(list) do
-    blocks = blocks + orphan[3]
+    sum = sum + orphan[part]
   end
-  return blocks
+  return sum
 end
 
 -- Take blocks from the orphans of an engine, the oldest first.
-local function shrink(engine, list, blocks)
+local function shrink_blocks(engine, list, blocks)
   for _, orphan in ipairs(list) do
     local part = min(blocks, orphan[3])
     orphan[3] = orphan[3] - part
@@ -25,21 +28,40 @@ local function shrink(engine, list, blocks)
   end
 end
 
+-- Take sequences from them, each with its part of the blocks and prefill tokens.
+local function shrink_seqs(engine, list, seqs)
+  for _, orphan in ipairs(list) do
+    local part = min(seqs, orphan[4])
+    if part > 0 then
+      local blocks = math.floor(orphan[3] * part / orphan[4])
+      local prefill = math.floor(orphan[5] * part / orphan[4])
+      orphan[3], orphan[4], orphan[5] = orphan[3] - blocks, orphan[4] - part, orphan[5] - prefill
+      seqs = seqs - part
+      add_to_engine(engine, -blocks, -part, -prefill, 0)
+    end
+  end
+end
+
 begin()
 local engine, record = engine_of(id), read_orphans(id)
 if not engine or not record.list[1] or (record.excess and now - record.read < SETTLE_GAP_MS) then
   return finish()
 end
-local orphaned = blocks_of(record.list)
-local excess = max(0, in_use - (engine.ub - orphaned))
+local part = there and 4 or 3
+local held = orphaned(record.list, part)
+local live = (there and engine.us or engine.ub) - held
+local nothing = math.ceil((there and live or engine.blocks) / 100)
+local turnover = there and math.ceil(live / 16) or 0 -- live sequences that were reserved and are not there yet
+local excess = max(0, (there or in_use) - live)
 local before = record.excess
 record.excess, record.read = excess, now
 if not before then
   write_orphans(id, record)
-elseif max(before, excess) <= math.ceil(engine.blocks / 100) then
+elseif max(before, excess) <= nothing then
   drop_orphans(id, everyone)
 else
-  shrink(engine, record.list, max(0, orphaned - max(before, excess)))
+  local shrink = there and shrink_seqs or shrink_blocks
+  shrink(engine, record.list, max(0, held - max(before, excess) - turnover))
   write_orphans(id, record)
 end
 return finish()
