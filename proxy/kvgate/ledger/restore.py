@@ -112,7 +112,12 @@ class Restorer:
     async def _patrol(self) -> None:
         before_s = self._clock.monotonic() - PATROL_S
         due = [entry for entry in self._table.waiting() if entry.asked_s is None or entry.asked_s < before_s]
-        await asyncio.gather(*(self._tell(entry) for entry in due[:PATROL_MAX]))
+        if not due:
+            return
+        missing = set(await self._scripts.missing(self._pid, [entry.wire for entry in due[:PATROL_MAX]]))
+        for entry in due[:PATROL_MAX]:
+            entry.asked_s = self._clock.monotonic()
+        await asyncio.gather(*(self._tell(entry) for entry in due[:PATROL_MAX] if entry.wire in missing))
 
     # after doubt
 

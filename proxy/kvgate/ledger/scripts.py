@@ -190,6 +190,11 @@ class LedgerScripts:
         reply, rest = await self._ask("cancel", pid, _name(rid))
         return reply, bool(rest[0])
 
+    async def missing(self, pid: str, rids: Sequence[str]) -> list[str]:
+        """Those of this process's requests that are not queued: granted, refused, or lost. One call for all."""
+        _, rest = await self._ask("missing", pid, *(_name(rid) for rid in rids))
+        return [rid for rid, gone in zip(rids, rest[0], strict=True) if gone]
+
     async def reprice(self, pid: str, rid: str, costs: Mapping[EngineShape, KVCost]) -> Reply:
         """Replace the prices of one that is queued; a no-op for any other. May end its wait (`Refused`)."""
         return (await self._ask("reprice", pid, _name(rid), *_prices(costs)))[0]

@@ -220,3 +220,17 @@ async def test_a_lagging_reader_notices_a_gap(redis_server):
         ledger._wakeups.last = (1, 0)
         await until(lambda: "stream_gap" in watch.events)
         await until(lambda: ledger.up)
+
+
+async def test_asking_after_those_who_wait_long_is_one_call_for_all(redis_server, monkeypatch):
+    monkeypatch.setattr("kvgate.ledger.restore.PATROL_S", -1.0)
+    async with without_heartbeats(redis_server.url) as ledger:
+        await ledger.observe(engine())
+        await start(ledger, ask("first", blocks=100))
+        waiting = [await queue(ledger, ask(f"r{number}", blocks=100)) for number in range(20)]
+        before = calls_of(redis_server, "evalsha")
+        for _ in range(5):
+            await refresh(ledger)
+        assert calls_of(redis_server, "evalsha") - before <= 5 * 6, "one each would be a hundred"
+        await ledger.release("first")
+        await until(lambda: waiting[0].decision is not None)

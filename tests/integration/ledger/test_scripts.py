@@ -83,6 +83,14 @@ class TestReserve:
         await q.read()
         assert (list(p.held), list(q.held)) == (["r1"], ["r0"])
 
+    async def test_what_is_missing_of_the_own_is_told_in_one_call(self, pool):
+        p, q = await pool.join("p", engine()), await pool.join("q", engine())
+        await p.hold(ask("x", blocks=100))
+        for process, rid in ((p, "r1"), (q, "r2"), (p, "r3")):
+            await process.queue(ask(rid, blocks=50))
+        await pool.scripts.cancel("p", "r3")
+        assert await pool.scripts.missing("p", ["r1", "r2", "r3", "x", "never"]) == ["r2", "r3", "x", "never"]
+
     async def test_never_over_the_capacity_of_an_engine_whoever_asks(self, pool):
         processes = [await pool.join(pid, engine()) for pid in "pqr"]
         answers = await asyncio.gather(

@@ -20,6 +20,7 @@ VERBS = (
     "reserve",
     "release",
     "cancel",
+    "missing",
     "reprice",
     "observe",
     "forget",
