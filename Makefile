@@ -24,8 +24,8 @@ test-vllm: $(STAMP)  ## acceptance against the real vLLM CPU wheel (environment 
 	$(BIN)/pytest -m vllm tests/vllm
 
 check: $(STAMP)  ## lint, format, types, import contracts, unit tests: before every commit
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import redis.asyncio
-from kvgate.ledger.scripts import LedgerScripts
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from kvgate.ledger.scripts import LedgerScripts
 from kvgate_policies.types import ZERO_COST, LedgerView
 from support.redis_server import RedisServer
 from support.replicas import POOL
