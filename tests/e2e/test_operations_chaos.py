@@ -163,12 +163,15 @@ class Fate:
         self.sims[which].restart(down_s=self.source.uniform(0.0, 0.5))
 
     async def replace(self, which: int) -> None:
-        """As on SIGTERM, and another one of another size on the same port."""
+        """As on SIGTERM, and another one on the same port, at least as large.
+
+        That one is smaller is known at the next probe only; what is granted until then may be too much for it.
+        """
         old = self.sims[which]
         await old.stop()
         self.preemptions += old.model.counters.preemptions
         await asyncio.sleep(self.source.uniform(0.0, 0.3))
-        self.sims[which] = a_sim(old.port, self.source)
+        self.sims[which] = a_sim(old.port, self.source, blocks_min=old.settings.blocks)
         await self.sims[which].start()
 
     async def drain(self, which: int) -> None:
@@ -191,8 +194,8 @@ def free_port(source: random.Random) -> int:
             return port
 
 
-def a_sim(port: int, source: random.Random) -> SimServer:
-    blocks = source.choice(BLOCKS)
+def a_sim(port: int, source: random.Random, blocks_min: int = 0) -> SimServer:
+    blocks = max(source.choice(BLOCKS), blocks_min)
     return SimServer(port=port, blocks=blocks, block_size=16, max_model_len=WINDOW, model="m", profile="fast")
 
 

@@ -33,6 +33,8 @@ STOP_S_MAX = 5.0
 """For answers to be finished when the server stops; then connections are closed. Ending takes milliseconds
 unless a client does not read."""
 BACKLOG = 2048
+ACCEPT_TURNS = 4
+"""Turns of the loop from accepting a socket to its connection being known, and one for the closed to be told."""
 SERVER_HEADER = ("server", "kvgate-sim")
 
 
@@ -182,7 +184,10 @@ class SimServer:
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=STOP_S_MAX)
         await self._stop_steps()
-        await asyncio.sleep(0)  # for the closed connections to be told
+        for _ in range(ACCEPT_TURNS):  # what was just being accepted appears only now
+            await asyncio.sleep(0)
+            for connection in list(self._state.connections):
+                connection.transport.abort()
 
     async def _stop_steps(self) -> None:
         if self._steps is not None:
