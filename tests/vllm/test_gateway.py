@@ -52,17 +52,22 @@ def test_an_unset_limit_on_completions_stays_the_engines(gateway: server.Gateway
     assert answer.json()["usage"]["completion_tokens"] == 16
 
 
+STEP_S = 0.005
+"""Least time of a step: 1,500 of them then take longer than the client waits, however fast the machine."""
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "json"])
 def test_a_client_that_leaves_frees_its_blocks(
     engine: server.Engine, gateway: server.Gateway, stream: bool
 ) -> None:
     call = traffic.Call(prompt=(500,) * 40, max_tokens=1500)
     mark = engine.steps.mark()
-    if stream:
-        leave_after_some_chunks(gateway, call)
-    else:
-        leave_without_an_answer(gateway, call)
-    wait_until_empty(engine, gateway)
+    with engine.paced(STEP_S):
+        if stream:
+            leave_after_some_chunks(gateway, call)
+        else:
+            leave_without_an_answer(gateway, call)
+        wait_until_empty(engine, gateway)
     [tokens] = tokens_by_request(engine.steps.since(mark)).values()
     assert 0 < tokens < call.max_tokens, "it ran to its end: nobody told the engine"
 
@@ -75,7 +80,8 @@ def leave_after_some_chunks(gateway: server.Gateway, call: traffic.Call) -> None
 
 def leave_without_an_answer(gateway: server.Gateway, call: traffic.Call) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(gateway.url + "/v1/completions", json=call.body(), timeout=1.0)
+        answer = httpx.post(gateway.url + "/v1/completions", json=call.body(), timeout=1.0)
+        pytest.fail(f"an answer within a second: {answer.status_code} {answer.text[:500]}")
 
 
 def wait_until_empty(engine: server.Engine, gateway: server.Gateway) -> None:
