@@ -313,7 +313,7 @@ def test_the_table_of_reasons_says_when_to_come_back():
     tenant = TenantPolicy()
     answers: list[Answer] = [
         said.queue_full(tenant, 1, 1.0), said.queue_timeout(tenant, 1, 1.0), said.never_fits(1, 1, 1, 1),
-        said.no_backend(1.0), said.draining(1.0), said.ledger_unavailable(1.0), said.unknown_model("m"),
+        said.no_backend(), said.draining(), said.ledger_unavailable(), said.unknown_model("m"),
         said.internal_error(), said.upstream_failed(), said.upstream_empty(), said.upstream_silent(1.0),
     ]  # fmt: skip
     assert {a.reason: a.retry_after_s is not None for a in answers}.items() <= rows.items()

@@ -33,11 +33,6 @@ from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.overload import GrantRate, retry_after_s
 from kvgate_policies.types import InferenceRequest, Outcome
 
-NO_BACKEND_RETRY_S = 2.0
-"""A backend that is down is probed every second; twice that finds it if it is back."""
-DRAINING_RETRY_S = 1.0
-"""Another replica answers at once; a second is for the load balancer to notice."""
-
 
 class Admission:
     """Serves requests of one pool; holds what they share and nothing of any one of them."""
@@ -109,14 +104,12 @@ class Admission:
     def _refuse_early(self, request: InferenceRequest) -> Ended | None:
         """What can be refused before anything is counted: cheap, for refusals come in floods."""
         if not self._engines.shapes() or not self._engines.available():
-            return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
+            return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend())
         if not self._engines.serves(request.model):
             return Ended(Outcome.REJECTED_UNKNOWN_MODEL, said.unknown_model(request.model))
-        return (
-            None
-            if self._in_use(request)
-            else Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
-        )
+        if not self._in_use(request):
+            return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend())
+        return None
 
     def _in_use(self, request: InferenceRequest) -> frozenset[str]:
         """The engines that take work now or in a moment and know the model."""
@@ -202,13 +195,13 @@ class Admission:
                 )
                 return Ended(Outcome.EVICTED_NEVER_FITS if waited else Outcome.REJECTED_NEVER_FITS, answer)
             case Refusal.NO_ENGINE:
-                answer = said.no_backend(NO_BACKEND_RETRY_S)
+                answer = said.no_backend()
                 return Ended(Outcome.REJECTED_NO_BACKEND, answer)
             case Refusal.DRAINING:
-                answer = said.draining(DRAINING_RETRY_S)
+                answer = said.draining()
                 return Ended(Outcome.EVICTED_DRAINING if waited else Outcome.REJECTED_DRAINING, answer)
             case Refusal.UNAVAILABLE:
-                answer = said.ledger_unavailable(NO_BACKEND_RETRY_S)
+                answer = said.ledger_unavailable()
                 return Ended(Outcome.REJECTED_LEDGER_UNAVAILABLE, answer)
 
     def _granted(self, grant: Grant, passage: Passage) -> None:

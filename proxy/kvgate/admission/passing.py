@@ -17,8 +17,6 @@ from kvgate.config import Settings
 from kvgate.engines.base import Engines, Target, Trouble
 from kvgate_policies.types import Outcome
 
-NO_BACKEND_RETRY_S = 2.0
-
 
 class Passing:
     def __init__(self, engines: Engines, upstream: httpx.AsyncBaseTransport, settings: Settings) -> None:
@@ -37,7 +35,7 @@ class Passing:
                     return ended
                 continue
             return Ended(Outcome.UPSTREAM_TIMEOUT, said.upstream_silent(self._timeouts.first_byte_s))
-        return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend(NO_BACKEND_RETRY_S))
+        return Ended(Outcome.REJECTED_NO_BACKEND, said.no_backend())
 
     def _in_turn(self) -> Sequence[Target]:
         first = self._engines.any_target()

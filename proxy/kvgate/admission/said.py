@@ -5,6 +5,11 @@ from __future__ import annotations
 from kvgate.admission.contract import Answer, Reason
 from kvgate_policies.types import TenantPolicy
 
+NO_BACKEND_RETRY_S = 2.0
+"""A backend that is down is probed every second; twice that finds it if it is back."""
+DRAINING_RETRY_S = 1.0
+"""Another replica answers at once; a second is for the load balancer to notice."""
+
 
 def queue_full(tenant: TenantPolicy, depth: int, retry_after_s: float) -> Answer:
     return Answer(
@@ -35,19 +40,19 @@ def never_fits(blocks: int, blocks_max: int, seqs: int, seqs_max: int) -> Answer
     )
 
 
-def no_backend(retry_after_s: float) -> Answer:
+def no_backend() -> Answer:
     return Answer(
         Reason.NO_BACKEND,
         "No backend of this model is up and accepting work. Retry after the time in Retry-After.",
-        retry_after_s=retry_after_s,
+        retry_after_s=NO_BACKEND_RETRY_S,
     )
 
 
-def draining(retry_after_s: float) -> Answer:
+def draining() -> Answer:
     return Answer(
         Reason.DRAINING,
         "This kvgate is shutting down and takes no new work. Retry: another replica will answer.",
-        retry_after_s=retry_after_s,
+        retry_after_s=DRAINING_RETRY_S,
     )
 
 
@@ -59,11 +64,11 @@ def broken_off() -> Answer:
     )
 
 
-def ledger_unavailable(retry_after_s: float) -> Answer:
+def ledger_unavailable() -> Answer:
     return Answer(
         Reason.LEDGER_UNAVAILABLE,
         "The ledger that decides on admission cannot be reached. Retry after the time in Retry-After.",
-        retry_after_s=retry_after_s,
+        retry_after_s=NO_BACKEND_RETRY_S,
     )
 
 

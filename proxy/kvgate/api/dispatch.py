@@ -119,7 +119,7 @@ class Gateway:
             await self._refuse(_no_route(route, scope), Dialect.OPENAI, record, send, _allow(route))
         elif self.draining:
             record.outcome = Outcome.REJECTED_DRAINING
-            await self._refuse(said.draining(1.0), route.dialect, record, send, ((b"connection", b"close"),))
+            await self._refuse(said.draining(), route.dialect, record, send, ((b"connection", b"close"),))
         elif route.treatment is Treatment.MODELS:
             record.outcome = Outcome.SERVED
             body = msgspec.json.encode({"object": "list", "data": self._models.models()})
