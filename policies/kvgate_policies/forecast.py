@@ -1,0 +1,161 @@
+"""How long will it get? What a pool knows of its tenants' output lengths.
+
+One `Lengths` for each pool. Its owner tells it of every sequence when it starts, how far it has come (as it
+streams, at each heartbeat) and how it ended, asks it for the curve to price a request with
+(`forecast_occupancy`), and calls `review` at each heartbeat. The straight line, for a request that starts:
+
+    cohort = lengths.start(tenant)
+    vector = guaranteed(peak) if lengths.guarded(tenant) else forecast_occupancy(lengths.curve(tenant), …)
+    … lengths.reach(tenant, cohort, before, after) …      tokens that could have been the last
+    lengths.end(tenant, cohort, length)                   only if it ended by itself (`finish_reason=stop`)
+
+Promises:
+
+* A tenant's curve leans on its pool's, the pool's on a wide prior, bin by bin (`forecast_survival`).
+* Sequences are counted while they run; cut ones, and those the client left, count as far as they came.
+* What is old fades: the last 512 sequences of the pool count in full, and up to 400 before them.
+* When sequences outlive their forecast, what was learned before is dropped at once, and the tenant, or the
+  pool with all tenants whose own sequences do not speak against it, is *guarded*: a request that starts reserves
+  its guaranteed peak. Those that run are priced by the new curve; when enough ends were seen, so are new ones.
+* A curve is made anew at a review, when there is news enough: a tenant that is idle costs nothing.
+* Memory is bounded: `TENANTS_MAX` records, each of at most 1 + 1 + `COHORTS_MAX` histograms; the one longest
+  without a start is forgotten first.
+* Replicas share by statements, plain lists of numbers, one for each tenant (`forecast_record`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvgate_policies.forecast_change import COHORT_SEQUENCES, EVIDENCE_MIN, RATIO_MAX
+from kvgate_policies.forecast_record import LengthRecord
+from kvgate_policies.forecast_survival import Survival, prior
+
+TENANTS_MAX = 256
+"""Tenants with a record of their own: about 2 MB. The pool's curve serves the others."""
+POOL = ""
+"""The name under which the pool as a whole is stated; no tenant has it."""
+
+
+class Lengths:
+    """The output lengths of one pool, by tenant."""
+
+    def __init__(self, tenants_max: int = TENANTS_MAX, evidence_min: float = EVIDENCE_MIN) -> None:
+        """`evidence_min`: how sure a change must be (`forecast_change`); infinite to look for none."""
+        self._tenants_max = tenants_max
+        self._evidence_min = evidence_min
+        self._tenants: OrderedDict[str, LengthRecord] = OrderedDict()
+        """The one that started last at the end."""
+        self._pool = LengthRecord(evidence_min)
+        self._vouched: set[str] = set()
+        """Tenants that are as they were while the pool as a whole is guarded."""
+        self._started = 0
+
+    # Asking
+
+    def curve(self, tenant: str) -> Survival:
+        """The survival curve to price this tenant's requests with."""
+        pool = self._pool.curve(prior())
+        record = self._tenants.get(tenant)
+        return pool if record is None else record.curve(pool)
+
+    def guarded(self, tenant: str) -> bool:
+        """Whether a request that starts now must reserve its guaranteed peak."""
+        record = self._tenants.get(tenant)
+        if record is not None and record.guarded:
+            return True
+        return self._pool.guarded and tenant not in self._vouched
+
+    # Telling
+
+    def start(self, tenant: str) -> int:
+        """A sequence begins. Returns its cohort, to be named with all that is told of it later."""
+        cohort = self._cohort
+        self._started += 1
+        record = self._record(tenant)
+        self._tenants.move_to_end(tenant)
+        while len(self._tenants) > self._tenants_max:
+            self._tenants.popitem(last=False)
+        record.start(cohort)
+        self._pool.start(cohort)
+        return cohort
+
+    def reach(self, tenant: str, cohort: int, before: int, after: int) -> None:
+        """It has emitted `after` tokens, `before` of them already told. No-op when nothing came.
+
+        Leave out tokens that could not be the last (those below `min_tokens`, all under `ignore_eos`).
+        """
+        if after <= before:
+            return
+        expected = self.curve(tenant).expected_ends(before, after)
+        self._pool.reach(cohort, before, after, expected)
+        if (record := self._tenants.get(tenant)) is not None:
+            record.reach(cohort, before, after, expected)
+
+    def end(self, tenant: str, cohort: int, length: int) -> None:
+        """It ended by itself with its `length`-th token, which `reach` was told of."""
+        self._pool.end(cohort, length)
+        if (record := self._tenants.get(tenant)) is not None:
+            record.end(cohort, length)
+
+    def review(self) -> tuple[str, ...]:
+        """To be called at each heartbeat: curves follow what was told, changes are looked for.
+
+        Returns whose lengths were just found to be longer than forecast; `POOL` stands for all.
+        """
+        changed = [name for name, record in self._tenants.items() if record.review(self._cohort) is not None]
+        since = self._pool.review(self._cohort)
+        if since is not None:
+            changed += [POOL, *self._suspects(since, changed)]
+        if not self._pool.guarded:
+            self._vouched.clear()
+        return tuple(changed)
+
+    def _suspects(self, since: int, known: list[str]) -> list[str]:
+        """The pool changed: every tenant whose own ends do not speak against it changed with it."""
+        suspects: list[str] = []
+        for name, record in self._tenants.items():
+            if name in known:
+                continue
+            if record.as_forecast(since):
+                self._vouched.add(name)
+            else:
+                record.forget_before(since, RATIO_MAX)
+                suspects.append(name)
+        return suspects
+
+    # Sharing
+
+    def statements(self) -> dict[str, list[float]]:
+        """What was counted here, by tenant and for the `POOL`: plain numbers, for a store or the other replicas."""
+        return {name: record.statement() for name, record in self._records()}
+
+    def hear(self, statements: Iterable[Mapping[str, Sequence[float]]]) -> None:
+        """Take the present statements of all other replicas, in place of those heard before.
+
+        Tenants that never started here are left to their replica. Raises ValueError for what is no statement.
+        """
+        heard = list(statements)
+        for name, record in self._records():
+            record.hear([theirs[name] for theirs in heard if name in theirs])
+
+    def restore(self, statements: Mapping[str, Sequence[float]]) -> None:
+        """Begin with what was counted before a restart. Raises ValueError for what is no statement."""
+        for name, numbers in statements.items():
+            record = self._pool if name == POOL else self._record(name)
+            record.restore(numbers)
+        while len(self._tenants) > self._tenants_max:
+            self._tenants.popitem(last=False)
+
+    @property
+    def _cohort(self) -> int:
+        return self._started // COHORT_SEQUENCES
+
+    def _record(self, tenant: str) -> LengthRecord:
+        if tenant not in self._tenants:
+            self._tenants[tenant] = LengthRecord(self._evidence_min)
+        return self._tenants[tenant]
+
+    def _records(self) -> list[tuple[str, LengthRecord]]:
+        return [(POOL, self._pool), *self._tenants.items()]

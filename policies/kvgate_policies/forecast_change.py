@@ -1,0 +1,67 @@
+"""Have outputs suddenly become longer? The test that notices it while they still run.
+
+What was admitted on a forecast cannot be taken back, so a change has to be seen before the first answer of the
+new length has ended. By the forecast, each token of a running sequence was a trial with a known chance of being
+the last. Over all trials of some sequences, `expected` ends should have come; `seen` did. If far fewer came,
+the sequences outlive their forecast.
+
+The test: trials are independent given the past, so the number of ends is a sum of Bernoulli trials with mean E,
+and by Chernoff's bound `P(ends ≤ s) ≤ exp(−(E − s − s·log(E/s)))` for s < E. The exponent is the evidence; it is
+compared with `EVIDENCE_MIN`, and the ratio s/E with `RATIO_MAX`, lest a small lasting bias ever raise an alarm.
+
+Old sequences end as they always did and would hide the new ones, so sequences are told apart by when they
+began: in *cohorts* of `COHORT_SEQUENCES` of the whole pool. All suffixes are tested (those begun since cohort j,
+for each j), and the one with the most evidence says since when things are different (a generalized likelihood
+ratio test; Page 1954, Lorden 1971). What was learned before that is then worth nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COHORT_SEQUENCES = 32
+"""Sequences of a pool that begin in a row and are judged together: the grain at which a change is dated."""
+COHORTS_MAX = 16
+"""Cohorts told apart; older ones are history. 512 sequences reach back further than any change stays unseen."""
+EVIDENCE_MIN = 14.0
+"""Natural logarithm of one over the chance of a false alarm in one test: about one in a million."""
+RATIO_MAX = 0.6
+"""Ends seen over ends expected, above which no alarm is raised: outputs at least half again as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """Of sequences that began together: ends that the forecast expected so far, and ends that came."""
+
+    expected: float = 0.0
+    seen: float = 0.0
+
+    def __add__(self, other: Fate) -> Fate:
+        return Fate(self.expected + other.expected, self.seen + other.seen)
+
+    @property
+    def ratio(self) -> float:
+        """Seen over expected, each with one end more: 1 when nothing is known."""
+        return (self.seen + 1.0) / (self.expected + 1.0)
+
+
+def evidence(fate: Fate) -> float:
+    """How surely fewer ended than expected: −log of the largest chance that it is an accident; 0 if not fewer."""
+    expected, seen = fate.expected, fate.seen
+    if seen >= expected:
+        return 0.0
+    return expected - seen - (seen * math.log(expected / seen) if seen > 0.0 else 0.0)
+
+
+def changed_since(cohorts: Sequence[Fate], evidence_min: float = EVIDENCE_MIN) -> int | None:
+    """The index of the cohort, oldest first, from which on sequences outlive their forecast; None if they don't."""
+    best, since = evidence_min, None
+    together = Fate()
+    for index in range(len(cohorts) - 1, -1, -1):
+        together += cohorts[index]
+        found = evidence(together)
+        if found > best and together.seen < RATIO_MAX * together.expected:
+            best, since = found, index
+    return since

@@ -1,0 +1,76 @@
+"""Does one more fit? The one inequality of a ledger that adds occupancies.
+
+At every point k of the grid: `Σ mean_k + z_k·√(Σ variance_k) ≤ capacity · trust`. By the normal approximation of
+a sum of many, the engine would be out of blocks at that moment with a probability of at most the risk that
+`z_k` stands for. It is asked for the sum *with* the newcomer, by a ledger that holds the sums of all proxies.
+
+The risk is not the same at every point. A moment 16 tokens ahead comes every half second, one 4096 tokens ahead
+every few minutes, and only then is it another draw. So that each point brings about as many preemptions in an
+hour, the near ones get a small part of the risk and the far ones much (`RISK_SHARES`). On reasoning workloads
+equal risks leave up to a tenth of the engine idle for tails that are seen off in time by admitting nobody.
+
+What grows after it was admitted is never refused: the sum may exceed the capacity then, and nothing is
+admitted until it has come down again. An engine with nothing reserved takes whatever fits it, however wide the
+forecast.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from kvgate_policies.forecast_occupancy import SCALE, Occupancy
+
+RISK_DEFAULT = 0.01
+"""How often the sum may exceed the capacity, a moderate time ahead."""
+RISK_SHARES = (0.1, 0.1, 0.1, 0.5, 10.0)
+"""What part of the risk each point of the grid gets."""
+RISK_MAX = 0.5
+"""At half the risk nothing is left free for chance."""
+
+ZVector = tuple[float, ...]
+"""One standard normal quantile for each point of the grid."""
+
+
+def z_of(risk: float) -> ZVector:
+    """How many standard deviations are left free at each point of the grid, for a policy's risk.
+
+    Raises ValueError outside (0, 0.5].
+    """
+    if not 0.0 < risk <= RISK_MAX:
+        raise ValueError(f"a risk of {risk}: expected more than 0 and at most {RISK_MAX}")
+    normal = NormalDist()
+    return tuple(normal.inv_cdf(1.0 - min(risk * share, RISK_MAX)) for share in RISK_SHARES)
+
+
+def load(total: Occupancy, capacity_blocks: float, z: ZVector) -> float:
+    """The largest part of the capacity that is taken at any point of the grid; 1 is full.
+
+    `capacity_blocks` is what may be used: capacity times trust. Infinite when there is none.
+    """
+    if capacity_blocks <= 0.0:
+        return math.inf
+    taken = max(
+        mean + factor * math.sqrt(SCALE * variance)
+        for mean, variance, factor in zip(total.means, total.variances, z, strict=True)
+    )
+    return taken / (capacity_blocks * SCALE)
+
+
+def fits(
+    held: Occupancy,
+    newcomer: Occupancy,
+    *,
+    capacity_blocks: int,
+    z: ZVector,
+    trust: float = 1.0,
+    empty: bool = False,
+) -> bool:
+    """Whether the newcomer may start beside what is held.
+
+    `empty`: nothing at all is reserved there. Then its means alone are asked: what the whole engine covers may
+    start, whatever its variance and however little the engine is trusted.
+    """
+    if empty:
+        return max(newcomer.means) <= capacity_blocks * SCALE
+    return load(held + newcomer, capacity_blocks * trust, z) <= 1.0

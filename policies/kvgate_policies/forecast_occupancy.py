@@ -1,0 +1,152 @@
+"""How many KV blocks will a request hold, now and further on? The vector a ledger adds up.
+
+For each look-ahead of `GRID` (tokens from now, the same for all that run, since every step of an engine gives
+each running sequence one token) the vector has the mean and the variance of the blocks held then. A request is
+charged for the *sum over time*, not for its peak: it will have ended, more likely than not, before the others
+have grown.
+
+For a request of g emitted tokens that is cut at `limit`, with the survival curve S, and blocks(t) held after
+t emitted tokens:
+
+    π_k = S(g + τ_k) / S(g)                                  still running τ_k tokens from now
+    c   = S(limit − 1) / S(g)                                runs into its limit
+    left  = blocks(g + τ_k + lag)
+    right = blocks(min(g + τ_{k+1} + lag, limit))
+    mean_k = (π_k − c)·left + c·right       variance_k = (π_k − c)·left² + c·right² − mean_k²
+
+and 0 from the limit on. A request that runs into its limit has a known end: in its part the *upper envelope*
+is taken between two grid points, alive at the left one, as large as at the right one. So a sum of known lengths
+is an upper bound of what is held at any moment, not only at the grid points, with no variance at all. `lag`
+covers what it has grown since the vector was made.
+
+A ledger needs nothing but `+`, `-` and `fits` (`forecast_fit`). The numbers are integers, means in 1/`SCALE`
+block and variances in 1/`SCALE` block²: sums come back to exactly zero, in Python and in Lua (up to 2⁵³, which
+is 10⁴ requests of 10⁵ blocks). A guaranteed reservation is the same vector with its peak at every point and no
+variance; both kinds share an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvgate_policies.forecast_survival import LENGTH_MAX, Survival
+from kvgate_policies.kv_cost import blocks_of, price
+from kvgate_policies.types import EngineShape
+
+GRID = (0, 16, 128, 768, 4096)
+"""Look-aheads in tokens. The 16 is essential (about one block more for everyone); more points gain nothing."""
+SCALE = 64
+"""Parts of a block that are told apart."""
+LAG_TOKENS = 16
+"""Tokens a request may have grown since its vector was made: a heartbeat of 250 ms at 16 ms for each token."""
+CHANCE_MIN = 1e-6
+"""A chance below this changes no number of a vector."""
+_INTERVALS = tuple(zip(GRID, (*GRID[1:], LENGTH_MAX), strict=True))
+
+Blocks = Callable[[int], int]
+"""Blocks that all running sequences of one request hold once each has emitted so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Mean and variance of the blocks held at each point of `GRID`."""
+
+    means: tuple[int, ...]
+    """In 1/`SCALE` block."""
+    variances: tuple[int, ...]
+    """In 1/`SCALE` block²."""
+
+    def __add__(self, other: Occupancy) -> Occupancy:
+        return Occupancy(
+            tuple(mine + theirs for mine, theirs in zip(self.means, other.means, strict=True)),
+            tuple(mine + theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+        )
+
+    def __sub__(self, other: Occupancy) -> Occupancy:
+        return Occupancy(
+            tuple(mine - theirs for mine, theirs in zip(self.means, other.means, strict=True)),
+            tuple(mine - theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+        )
+
+    @property
+    def use_blocks(self) -> int:
+        """What a tenant is said to use: the largest mean, in blocks, rounded up."""
+        return -(-max(self.means) // SCALE)
+
+    def to_numbers(self) -> list[int]:
+        """As plain integers, for a store: the means, then the variances."""
+        return [*self.means, *self.variances]
+
+    @classmethod
+    def from_numbers(cls, numbers: list[int]) -> Occupancy:
+        """The inverse of `to_numbers`. Raises ValueError for another count of numbers."""
+        points = len(GRID)
+        if len(numbers) != 2 * points:
+            raise ValueError(f"an occupancy has {2 * points} numbers, not {len(numbers)}")
+        return cls(tuple(numbers[:points]), tuple(numbers[points:]))
+
+
+NOTHING = Occupancy((0,) * len(GRID), (0,) * len(GRID))
+
+
+def guaranteed(peak_blocks: int) -> Occupancy:
+    """A reservation of the peak, held to the end."""
+    return Occupancy((peak_blocks * SCALE,) * len(GRID), (0,) * len(GRID))
+
+
+def forecast_occupancy(
+    curve: Survival,
+    blocks: Blocks,
+    *,
+    generated: int,
+    limit: int,
+    min_tokens: int = 0,
+    lag_tokens: int = LAG_TOKENS,
+) -> Occupancy:
+    """The vector of a request whose sequences have emitted `generated` tokens each.
+
+    `limit` is the most each may emit (at least 1), `min_tokens` what each will emit at least. A request with
+    nothing emitted yet may start late, behind the prompts before it: it is taken to last `lag_tokens` longer.
+    """
+    left_over = max(limit - generated, 1) + (0 if generated else lag_tokens)
+    certain = max(generated, min(min_tokens, limit) - 1)
+    base = curve.log_alive(certain)
+    cut = _chance(curve, limit - 1, certain, base)
+    means: list[int] = []
+    variances: list[int] = []
+    for ahead, after in _INTERVALS:
+        if ahead >= left_over:
+            break
+        upto = generated + ahead
+        ending = max(_chance(curve, upto, certain, base) - cut, 0.0)
+        left = blocks(min(upto + lag_tokens, limit))
+        right = blocks(min(generated + after + lag_tokens, limit)) if cut > CHANCE_MIN else left
+        mean = ending * left + cut * right
+        means.append(math.ceil(mean * SCALE))
+        variances.append(
+            math.ceil(max(ending * left * left + cut * right * right - mean * mean, 0.0) * SCALE)
+        )
+    beyond = (0,) * (len(GRID) - len(means))
+    return Occupancy((*means, *beyond), (*variances, *beyond))
+
+
+def _chance(curve: Survival, tokens: int, certain: int, base: float) -> float:
+    """That it emits more than `tokens`; sure up to `certain`, where log S is `base`."""
+    return math.exp(curve.log_alive(tokens) - base) if tokens > certain else 1.0
+
+
+def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
+    """The size of a request of `n` running sequences on an engine of this shape, by the rules of `kv_cost`.
+
+    The prompt blocks that the sequences share are counted once. They are taken to end together, the cautious
+    choice for the variance; call it with those still running once some have ended. Raises ValueError for n < 1.
+    """
+    if n == 1:
+        return lambda generated: blocks_of(shape, prompt_tokens + max(generated, 1) - 1)
+
+    def blocks(generated: int) -> int:
+        return price(shape, (prompt_tokens,), max(generated, 1), n).blocks
+
+    return blocks

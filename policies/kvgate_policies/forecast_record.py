@@ -1,0 +1,171 @@
+"""What is known of the output lengths of one tenant, or of one pool as a whole.
+
+A record keeps the sequences that began lately apart, in cohorts (`forecast_change`), and everything before them
+as one history that fades. Sequences that outlive their forecast make it drop what it knew before they began: it
+enters a new *era* and is *guarded* until `RELEARN_ENDS` ends were seen in it.
+
+Records are shared by absolute numbers: each replica states what it counted itself, and takes the others'
+statements as they are. Stating or reading twice, or missing one, does no harm. Statements of an older era than
+one's own are void; one of a newer era makes one's own count void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvgate_policies.forecast_change import COHORTS_MAX, EVIDENCE_MIN, RATIO_MAX, Fate, changed_since
+from kvgate_policies.forecast_lengths import LengthHistogram, bin_of, total
+from kvgate_policies.forecast_survival import Survival, stretched, survival
+
+HISTORY_SEQUENCES = 4000.0
+"""Sequences before the present cohorts that count in full: beyond that, all of them lose half their weight."""
+RELEARN_ENDS = 30.0
+"""Ends that must have been seen in a new era before its forecasts are trusted."""
+RELEARN_LONG_ENDS = 10.0
+"""How many of them at lengths that only half of all get to: early ends say nothing about the long ones."""
+
+NEWS_TRIALS = 512.0
+NEWS_ENDS = 2.0
+"""So many tokens or ends make a new curve worth its 0.1 ms; a beat of an idle tenant costs nothing."""
+VOUCH_ENDS = 5.0
+"""Ends that must have been due before a tenant's sequences can speak against a change of the pool."""
+
+
+@dataclass(slots=True)
+class _Cohort:
+    lengths: LengthHistogram = field(default_factory=LengthHistogram)
+    fate: Fate = field(default_factory=Fate)
+
+
+class LengthRecord:
+    """Counts, notices changes, and gives the curve."""
+
+    def __init__(self, evidence_min: float = EVIDENCE_MIN) -> None:
+        """`evidence_min`: how sure a change must be before anything is forgotten; infinite to look for none."""
+        self._evidence_min = evidence_min
+        self._history = LengthHistogram()
+        self._cohorts: dict[int, _Cohort] = {}
+        """By number, oldest first; only those in which it began a sequence."""
+        self._others = LengthHistogram()
+        self._curve: Survival | None = None
+        self._news = 0.0
+        """Trials since the curve was made, and what its ends count for."""
+        self._before: Survival | None = None
+        """The curve before the last change, stretched: the parent of what was learned since."""
+        self.era = 0
+        """How many changes there were."""
+        self.guarded = False
+        """Whether forecasts are not to be trusted at present."""
+
+    def curve(self, parent: Survival) -> Survival:
+        """The survival curve, made anew when `review` found enough news; `parent` counts only then."""
+        if self._curve is None:
+            self._curve = survival(self.lengths(), self._before or parent)
+            self._news = 0.0
+        return self._curve
+
+    def lengths(self) -> LengthHistogram:
+        """Everything that is known, the other replicas' counts included."""
+        return total([self._history, self._others, *(cohort.lengths for cohort in self._cohorts.values())])
+
+    def start(self, cohort: int) -> None:
+        """A sequence begins in the cohort of that number; numbers never go down."""
+        self._cohorts.setdefault(cohort, _Cohort()).lengths.start()
+
+    def reach(self, cohort: int, before: int, after: int, expected_ends: float) -> None:
+        """A sequence of that cohort emitted the tokens `before + 1 … after`."""
+        self._news += after - before
+        found = self._cohorts.get(cohort)
+        if found is None:
+            self._history.reach(before, after)
+            return
+        found.lengths.reach(before, after)
+        found.fate += Fate(expected=expected_ends)
+
+    def end(self, cohort: int, length: int) -> None:
+        """A sequence of that cohort ended by itself; `reach` was told of its last token."""
+        self._news += NEWS_TRIALS / NEWS_ENDS
+        found = self._cohorts.get(cohort)
+        if found is None:
+            self._history.end(length)
+            return
+        found.lengths.end(length)
+        found.fate += Fate(seen=1.0)
+
+    def review(self, cohort: int) -> int | None:
+        """Look for a change, and let old cohorts become history. `cohort` is the present one's number.
+
+        The cohort in which it happened is forgotten too: some of it is of the old kind.
+
+        Returns the number of the cohort since which things are different, when that is noticed just now.
+        """
+        index = changed_since([known.fate for known in self._cohorts.values()], self._evidence_min)
+        since = None if index is None else list(self._cohorts)[index]
+        if since is not None:
+            self.forget_before(since + 1, self.fate(since).ratio)
+        for old in [number for number in self._cohorts if number <= cohort - COHORTS_MAX]:
+            self._history.add(self._cohorts.pop(old).lengths)
+        while self._history.sequences > HISTORY_SEQUENCES:
+            self._history.fade(0.5)
+        self.guarded = self.guarded and not self._relearned()
+        if since is not None or self._news >= NEWS_TRIALS:
+            self._curve = None
+        return since
+
+    def fate(self, cohort: int) -> Fate:
+        """Of the sequences that began with that cohort or later."""
+        return sum((known.fate for number, known in self._cohorts.items() if number >= cohort), Fate())
+
+    def as_forecast(self, cohort: int) -> bool:
+        """Whether what began with that cohort or later clearly ends as forecast: evidence against a change."""
+        fate = self.fate(cohort)
+        return fate.expected >= VOUCH_ENDS and fate.seen >= RATIO_MAX * fate.expected
+
+    def forget_before(self, cohort: int, ratio: float) -> None:
+        """A new era: only what began with that cohort or later is still true.
+
+        Where nothing was seen since, ends are expected `ratio` times as often as before: the newcomers' tails
+        are not known yet, and the old ones were shorter.
+        """
+        if self._curve is not None:
+            self._before = stretched(self._curve, min(ratio, 1.0))
+        self._history, self._others = LengthHistogram(), LengthHistogram()
+        self._cohorts = {number: known for number, known in self._cohorts.items() if number >= cohort}
+        for known in self._cohorts.values():
+            known.fate = Fate()
+        self._curve = None
+        self.guarded = True
+        self.era += 1
+
+    def statement(self) -> list[float]:
+        """What was counted here, as plain numbers: the era, then a `LengthHistogram`."""
+        own = total([self._history, *(cohort.lengths for cohort in self._cohorts.values())])
+        return [float(self.era), *own.to_numbers()]
+
+    def hear(self, statements: Iterable[Sequence[float]]) -> None:
+        """Take the other replicas' statements, all of them, in place of those heard before.
+
+        Raises ValueError for numbers that are no statement.
+        """
+        heard = [(int(numbers[0]), LengthHistogram.from_numbers(numbers[1:])) for numbers in statements]
+        newest = max((era for era, _ in heard), default=self.era)
+        if newest > self.era:
+            self._cohorts = {}
+            self.forget_before(0, RATIO_MAX)
+            self.era = newest
+        self._others = total([lengths for era, lengths in heard if era == self.era])
+        self._curve = None
+
+    def restore(self, statement: Sequence[float]) -> None:
+        """Begin with what was counted before a restart. Raises ValueError for numbers that are no statement."""
+        self.era = max(self.era, int(statement[0]))
+        self._history.add(LengthHistogram.from_numbers(statement[1:]))
+        self._curve = None
+
+    def _relearned(self) -> bool:
+        seen = self.lengths()
+        if self._curve is None or sum(seen.ends) < RELEARN_ENDS:
+            return False
+        middle = bin_of(self._curve.quantile(0.5))
+        return sum(seen.ends[middle:]) >= RELEARN_LONG_ENDS

@@ -1,0 +1,133 @@
+"""Noticing that outputs got longer: the test, what a record does about it, and who is suspected."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from kvgate_policies.forecast import POOL, Lengths
+from kvgate_policies.forecast_change import (
+    COHORT_SEQUENCES,
+    COHORTS_MAX,
+    EVIDENCE_MIN,
+    Fate,
+    changed_since,
+    evidence,
+)
+
+
+def test_evidence_bounds_the_chance_of_an_accident():
+    """Against the exact lower tail of the Poisson law."""
+    for expected in (5.0, 20.0, 60.0):
+        for seen in range(int(expected)):
+            exact = sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(seen + 1))
+            assert exact <= math.exp(-evidence(Fate(expected, seen))) * (1 + 1e-9)
+    assert evidence(Fate(10.0, 10.0)) == evidence(Fate(10.0, 30.0)) == 0.0
+
+
+def test_the_change_is_dated():
+    steady, odd = Fate(30.0, 29.0), Fate(12.0, 2.0)
+    assert changed_since([steady] * 6) is None
+    assert changed_since([steady, steady, steady, odd, odd, odd]) == 3
+    assert changed_since([Fate(3.0, 0.0)]) is None
+
+
+def test_a_small_lasting_bias_is_no_change():
+    assert evidence(Fate(1000.0, 800.0)) > EVIDENCE_MIN
+    assert changed_since([Fate(1000.0, 800.0)]) is None
+
+
+class Crowd:
+    """Sequences of a pool that run side by side, a beat of ten tokens at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.lengths = Lengths()
+        self.running: list[list[Any]] = []
+        self.changed: list[str] = []
+
+    def begin(self, count: int, **medians: float) -> None:
+        """Each beat two sequences begin, of the tenants in turn."""
+        names = list(medians)
+        for index in range(count):
+            tenant = names[index % len(names)]
+            length = max(1, round(medians[tenant] * self.rng.lognormvariate(0.0, 1.0)))
+            self.running.append([tenant, self.lengths.start(tenant), length, 0])
+            if index % 2:
+                self.beat()
+
+    def beat(self) -> None:
+        for one in self.running:
+            tenant, cohort, length, emitted = one
+            one[3] = min(emitted + 10, length)
+            self.lengths.reach(tenant, cohort, emitted, one[3])
+            if one[3] == length:
+                self.lengths.end(tenant, cohort, length)
+        self.running = [one for one in self.running if one[3] < one[2]]
+        self.changed += self.lengths.review()
+
+
+def test_no_false_alarm_in_three_thousand():
+    crowd = Crowd(1)
+    crowd.begin(3000, a=100.0, b=40.0)
+    assert crowd.changed == []
+
+
+def test_outputs_three_times_longer_are_noticed_before_they_end_and_relearned():
+    crowd = Crowd(2)
+    crowd.begin(700, a=200.0)
+    before = crowd.lengths.curve("a").quantile(0.5)
+    started = 0
+    while not crowd.lengths.guarded("a") and started < 1000:
+        crowd.begin(10, a=600.0)
+        started += 10
+    assert started <= 200
+    assert "a" in crowd.changed
+    assert crowd.lengths.curve("a").quantile(0.5) > 1.5 * before
+    crowd.begin(500, a=600.0)
+    assert not crowd.lengths.guarded("a")
+    assert crowd.lengths.curve("a").quantile(0.5) == pytest.approx(600, rel=0.25)
+
+
+def test_the_others_are_left_alone():
+    crowd = Crowd(3)
+    crowd.begin(900, a=200.0, b=100.0, c=50.0)
+    while not crowd.lengths.guarded("a"):
+        crowd.begin(12, a=1000.0, b=100.0, c=50.0)
+    crowd.begin(60, a=1000.0, b=100.0, c=50.0)
+    assert not crowd.lengths.guarded("b")
+    assert not crowd.lengths.guarded("c")
+    assert crowd.lengths.curve("b").quantile(0.5) == pytest.approx(100, rel=0.35)
+
+
+def test_a_change_of_all_is_noticed_by_the_pool_and_newcomers_are_guarded():
+    crowd = Crowd(4)
+    names = {f"tenant-{index}": 200.0 for index in range(6)}
+    crowd.begin(600, **names)
+    longer = dict.fromkeys(names, 800.0)
+    for _ in range(15):
+        crowd.begin(20, **longer)
+    assert POOL in crowd.changed
+    assert crowd.changed.index(POOL) < COHORT_SEQUENCES
+    guarded = [name for name in names if name in crowd.changed]
+    assert len(guarded) >= 4
+
+
+def test_shorter_outputs_raise_no_alarm():
+    crowd = Crowd(5)
+    crowd.begin(600, a=300.0)
+    crowd.begin(600, a=80.0)
+    assert crowd.changed == []
+
+
+def test_memory_is_bounded():
+    crowd = Crowd(6)
+    crowd.begin(COHORT_SEQUENCES * (COHORTS_MAX + 5), a=20.0)
+    assert len(crowd.lengths._tenants["a"]._cohorts) <= COHORTS_MAX
+    small = Lengths(tenants_max=3)
+    for index in range(10):
+        small.start(f"t{index}")
+    assert list(small.statements()) == [POOL, "t7", "t8", "t9"]

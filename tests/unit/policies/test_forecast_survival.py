@@ -1,0 +1,111 @@
+"""The survival curve: against closed forms, and against lengths drawn from it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgate_policies.forecast_lengths import LengthHistogram
+from kvgate_policies.forecast_survival import LENGTH_MAX, Survival, never_ends, prior, stretched, survival
+
+
+def learned(lengths: list[int]) -> Survival:
+    seen = LengthHistogram()
+    for length in lengths:
+        seen.start()
+        seen.reach(0, length)
+        seen.end(length)
+    return survival(seen, prior())
+
+
+def test_the_prior_is_wide():
+    assert prior().alive(0, 0) == 1.0
+    assert prior().quantile(0.5) == pytest.approx(256, rel=0.05)
+    assert 7000 < prior().quantile(0.99) < 10000
+    assert prior().alive(0, 256) == pytest.approx(0.5, abs=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20000), max_size=30), st.integers(0, 5000))
+def test_it_never_rises_and_quantiles_are_its_inverse(lengths, generated):
+    curve = learned(lengths)
+    alive = [curve.alive(generated, more) for more in (0, 1, 16, 128, 768, 4096, 50000)]
+    assert alive == sorted(alive, reverse=True)
+    assert all(0.0 <= chance <= 1.0 for chance in alive)
+    for q in (0.1, 0.5, 0.9):
+        length = curve.quantile(q, generated)
+        assert length == LENGTH_MAX or 1.0 - curve.alive(generated, length - generated) >= q - 1e-9
+        assert length == generated + 1 or 1.0 - curve.alive(generated, length - 1 - generated) < q + 1e-9
+
+
+def test_a_constant_hazard_gives_the_geometric_law():
+    rng = random.Random(5)
+    curve = learned([max(1, math.ceil(rng.expovariate(1 / 300))) for _ in range(20000)])
+    for generated in (0, 100, 700):
+        assert curve.alive(generated, 300) == pytest.approx(math.exp(-1), abs=0.02)
+        assert curve.mean_more(generated, LENGTH_MAX) == pytest.approx(300, rel=0.05)
+    assert curve.expected_ends(0, 300) == pytest.approx(1.0, rel=0.05)
+
+
+def test_cut_sequences_do_not_shorten_the_curve():
+    rng = random.Random(6)
+    lengths = [max(1, math.ceil(rng.expovariate(1 / 300))) for _ in range(20000)]
+    seen = LengthHistogram()
+    for length in lengths:
+        cut = 200
+        seen.reach(0, min(length, cut))
+        if length <= cut:
+            seen.end(length)
+    curve = survival(seen, prior())
+    assert curve.alive(0, 180) == pytest.approx(math.exp(-180 / 300), abs=0.02)
+    naive = sum(min(length, 200) > 180 for length in lengths if length <= 200) / sum(
+        n <= 200 for n in lengths
+    )
+    assert naive < 0.1, "counting finished ones alone would have been far off"
+
+
+def test_lengths_without_spread_leave_no_doubt():
+    curve = learned([512] * 300)
+    assert curve.alive(0, 500) > 0.95
+    assert curve.alive(0, 530) < 0.05
+
+
+def test_a_sequence_that_never_ends_reaches_its_limit():
+    assert never_ends().alive(0, 10**5) == 1.0
+    assert never_ends().mean_more(10, 400) == 390
+    assert never_ends().expected_ends(0, 1000) == 0.0
+
+
+def test_mean_of_what_is_to_come_is_the_sum_of_chances():
+    curve = learned([5, 40, 40, 300, 2000])
+    for generated, limit in ((0, 700), (30, 31), (100, 5000), (50, 50)):
+        direct = sum(curve.alive(generated, more) for more in range(limit - generated))
+        assert curve.mean_more(generated, limit) == pytest.approx(direct, rel=1e-9)
+
+
+def test_a_tenant_leans_on_its_parent_where_it_has_seen_nothing():
+    parent = learned([3000] * 50 + [50] * 50)
+    seen = LengthHistogram()
+    for _ in range(100):
+        seen.reach(0, 40)
+        seen.end(40)
+    child = survival(seen, parent)
+    assert child.alive(0, 100) < 0.15
+    assert child.alive(500, 1000) == pytest.approx(parent.alive(500, 1000), abs=1e-6)
+
+
+def test_stretching_makes_it_longer():
+    curve = learned([200] * 20 + [600] * 20)
+    longer = stretched(curve, 0.3)
+    assert all(longer.alive(0, more) >= curve.alive(0, more) for more in (10, 100, 500, 1000))
+    assert longer.quantile(0.5) > 2 * curve.quantile(0.5)
+
+
+def test_quantiles_lie_between_0_and_1():
+    for q in (0.0, 1.0, -1.0):
+        with pytest.raises(ValueError, match="quantile"):
+            prior().quantile(q)
