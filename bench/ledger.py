@@ -1,6 +1,6 @@
 """What one decision of the memory ledger costs: cycles per second by queue length and number of engines.
 
-    python bench/ledger.py [--seconds 1.0]
+    python bench/ledger.py [--seconds 1.0] [--tenants 1]
 
 A cycle is one whole turn of a saturated pool: a running request is released, waiting ones are granted, and
 new ones are reserved at the end of the queue. Two loads: *equal*, every request of one size; *mixed*,
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvgate.clock import SystemClock
-from kvgate.ledger.base import Ask, Refusal, Ticket
+from kvgate.ledger.base import Ask, RateSpent, Refusal, Ticket
 from kvgate.ledger.memory import MemoryLedger
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
@@ -42,9 +42,10 @@ def mixed_sizes() -> Sizes:
 class Pool:
     """A ledger with every engine full, a queue of fixed length, and a task that waits for each request."""
 
-    def __init__(self, queued: int, sizes: Sizes) -> None:
+    def __init__(self, queued: int, sizes: Sizes, tenants: int) -> None:
         self._ledger = MemoryLedger(SystemClock())
         self._queued, self._sizes = queued, sizes
+        self._tenants = itertools.cycle(f"t{number}" for number in range(tenants))
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: list[str] = []
@@ -68,14 +69,15 @@ class Pool:
         while self._waiting < self._queued:
             self._waiting += 1
             cost = KVCost(self._sizes(), 1, 500)
-            ticket = await self._ledger.reserve(Ask(f"r{next(self._ids)}", "t", {SHAPE: cost}, 1_000_000))
+            request_id, tenant = f"r{next(self._ids)}", next(self._tenants)
+            ticket = await self._ledger.reserve(Ask(request_id, tenant, {SHAPE: cost}, 1_000_000))
             task = asyncio.create_task(self._wait(ticket))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             await asyncio.sleep(0)
 
-    async def _wait(self, ticket: Ticket | Refusal) -> None:
-        if isinstance(ticket, Refusal) or isinstance(await ticket.granted(), Refusal):
+    async def _wait(self, ticket: Ticket | Refusal | RateSpent) -> None:
+        if isinstance(ticket, Refusal | RateSpent) or isinstance(await ticket.granted(), Refusal):
             raise TypeError("a saturated pool refuses nothing here")
         self._waiting -= 1
         self._running.append(ticket.request_id)
@@ -86,8 +88,8 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def cycles_per_s(queued: int, engines: int, sizes: Sizes, seconds: float) -> float:
-    pool = Pool(queued, sizes)
+async def cycles_per_s(queued: int, engines: int, sizes: Sizes, tenants: int, seconds: float) -> float:
+    pool = Pool(queued, sizes, tenants)
     await pool.fill(engines)
     done, began_s = 0, time.process_time()
     while (passed_s := time.process_time() - began_s) < seconds:
@@ -100,12 +102,16 @@ async def cycles_per_s(queued: int, engines: int, sizes: Sizes, seconds: float) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--tenants", type=int, default=1, help="who take turns")
+    given = parser.parse_args()
     for name, sizes in (("equal", equal_sizes), ("mixed", mixed_sizes)):
         print(f"{name} sizes, cycles/s (reserve + grant + release)")
         print("  queued " + "".join(f"{engines:>5} engines" for engines in ENGINES))
         for queued in QUEUED:
-            cells = [asyncio.run(cycles_per_s(queued, engines, sizes(), seconds)) for engines in ENGINES]
+            cells = [
+                asyncio.run(cycles_per_s(queued, engines, sizes(), given.tenants, given.seconds))
+                for engines in ENGINES
+            ]
             print(f"{queued:>8} " + "".join(f"{cell:>13,.0f}" for cell in cells))
 
 

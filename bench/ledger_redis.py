@@ -116,10 +116,11 @@ class Pool:
 
     async def beat(self) -> None:
         """As every 250 ms: the sums are absolute, and what was granted is acknowledged."""
-        sums: dict[str, Sums] = {}
+        sums: dict[tuple[str, str], Sums] = {}
         for grant in self._running:
-            before = sums.get(grant.engine_id, Sums(ZERO_COST, 0))
-            sums[grant.engine_id] = Sums(before.cost + grant.cost, before.reservations + 1)
+            key = grant.engine_id, grant.tenant
+            before = sums.get(key, Sums(ZERO_COST, 0))
+            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
         await self._send(self._scripts.beat("p", ack=self._ack, rel=self._rel, sums=sums, closed=()))
 
     async def cycles(self, number: int) -> int:
@@ -131,7 +132,7 @@ class Pool:
             self._running[place], self._running[-1] = self._running[-1], self._running[place]
             grant = self._running.pop()
             self._rel += 1
-            calls.append(self._scripts.release("p", self._rel, grant.engine_id, grant.cost))
+            calls.append(self._scripts.release("p", self._rel, grant.engine_id, grant.tenant, grant.cost))
         left = before - len(calls)
         await self._send(*calls)
         await self.top_up()

@@ -1,6 +1,7 @@
 """When a queue refuses, and when a refused client should come back.
 
-1. A queue at its depth limit takes nobody (`queue_full`).
+1. A tenant whose queue is at its depth limit is refused (`queue_full`). The ledger decides that, in one step with
+   the rest.
 2. `Retry-After` is the time the queue ahead needs at the present rate of grants, not a constant: a client
    that comes back sooner only meets the same queue, and one sent away for too long leaves the engines idle.
 3. It is spread by ±25 %, so that clients refused together do not return together, and lies within 1 and 60
@@ -55,11 +56,6 @@ class GrantRate:
 
     def _faded(self, now_s: float) -> float:
         return self.weight * math.exp(-max(now_s - self.last_s, 0.0) / GRANT_MEMORY_S)
-
-
-def queue_full(depth: int, depth_max: int) -> bool:
-    """Whether a queue that holds `depth` requests takes no more; a `depth_max` of 0 allows no queue."""
-    return depth >= depth_max
 
 
 def retry_after_s(ahead: int, grants_per_s: float, jitter: float) -> float:

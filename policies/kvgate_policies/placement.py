@@ -59,11 +59,22 @@ def place(
         open_to_us = use.pinned_by in {None, request_id} and use.limits.engine_id not in avoid
         if cost is not None and open_to_us and fits(cost, use):
             loads.append((_load(use, cost), use.limits.engine_id))
-    if not loads:
-        return None
-    least = min(load for load, _ in loads)
-    equals = [engine_id for load, engine_id in loads if load == least]
-    return equals[tie % len(equals)]
+    return _first_of_least(loads, tie)
+
+
+def least_loaded(
+    costs: Mapping[EngineShape, KVCost], engines: Sequence[EngineUse], avoid: frozenset[str], tie: int
+) -> str | None:
+    """The engine for a request that starts whatever is reserved; None when none with a price accepts work.
+
+    Rule 5 among all that accept work and have a price, whatever their room, and whoever pinned them.
+    """
+    loads = [
+        (_load(use, costs[use.limits.shape]), use.limits.engine_id)
+        for use in engines
+        if use.limits.accepting and use.limits.shape in costs and use.limits.engine_id not in avoid
+    ]
+    return _first_of_least(loads, tie)
 
 
 def pin(
@@ -86,6 +97,14 @@ def pin(
         if best is None or rank < best:
             best, chosen = rank, use.limits.engine_id
     return chosen
+
+
+def _first_of_least(loads: Sequence[tuple[float, str]], tie: int) -> str | None:
+    if not loads:
+        return None
+    least = min(load for load, _ in loads)
+    equals = [engine_id for load, engine_id in loads if load == least]
+    return equals[tie % len(equals)]
 
 
 def _prefill_fits(cost: KVCost, use: EngineUse) -> bool:

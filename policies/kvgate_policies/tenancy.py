@@ -14,6 +14,8 @@ client set no limit of its own. The rules, for P prompt tokens and a `max_model_
 6. Pooling generates nothing; audio is never rewritten, its prompt being known to the engine alone.
 7. Whatever is charged covers what the engine may generate from the body that it gets. Where P is an
    estimate the window counts as L, since the true prompt may be shorter; pricing clamps it for each prompt.
+8. A policy without rewriting has no say in how long an answer gets: neither its default nor its cap counts, and
+   as long as it takes is charged as the rest of the window.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ def output_budget(
     if endpoint is Endpoint.AUDIO:
         return OutputBudget(max_model_len if asked is None else asked, None)
     stated = COMPLETIONS_MAX_TOKENS_UNSET if asked is None and endpoint is Endpoint.COMPLETIONS else asked
+    if not policy.rewrite_max_tokens:
+        return OutputBudget(_lowest(stated, window), None)
     open_ended = stated is None or (asked is not None and asked >= _shortest_window(prompt, max_model_len))
     limit = _lowest(
         stated, _default(policy, min_tokens) if open_ended else None, policy.max_tokens_cap, window

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class Endpoint(StrEnum):
@@ -35,6 +36,7 @@ class Outcome(StrEnum):
     REJECTED_BAD_REQUEST = "rejected_bad_request"
     REJECTED_UNKNOWN_MODEL = "rejected_unknown_model"
     REJECTED_UNAUTHORIZED = "rejected_unauthorized"
+    REJECTED_TENANT_RATE = "rejected_tenant_rate"
     REJECTED_NO_BACKEND = "rejected_no_backend"
     REJECTED_DRAINING = "rejected_draining"
     REJECTED_LEDGER_UNAVAILABLE = "rejected_ledger_unavailable"
@@ -107,9 +109,46 @@ class TokenCount:
         return sum(self.tokens)
 
 
+class PriorityClass(StrEnum):
+    """How urgent a request is; a class is served before the next one, which still progresses (see `fairness`)."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+CLASSES = (PriorityClass.INTERACTIVE, PriorityClass.STANDARD, PriorityClass.BATCH)
+"""In the order in which they are served."""
+
+Order = Literal["fifo", "deadline", "shortest"]
+"""Who is first inside one tenant's class: by arrival, by the end of its wait, by its size."""
+
+Mode = Literal["enforce", "observe", "off"]
+"""Decide and enforce; decide, count what would have been done and forward at once; forward at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRules:
+    """What a ledger must know of a tenant in its pool."""
+
+    weight: float = 1.0
+    """Share of the service among tenants that wait in the same class, relative to theirs."""
+    guarantee: float = 0.0
+    """Share of the pool's KV blocks (0 to 1): below it a tenant that waits goes first."""
+    limit: float = 1.0
+    """Share of the pool's KV blocks (0 to 1) that it never exceeds at a grant."""
+    limit_tokens: int | None = None
+    """The same bound in KV tokens; the lower of the two holds."""
+    borrow: bool = True
+    """False makes a hard partition: never above its guarantee, and what it does not use is lent to nobody."""
+    tokens_per_minute: int | None = None
+    """Budget of prompt plus output tokens, charged when a request is queued, corrected at its end."""
+    requests_per_minute: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """The limits and defaults that hold for a tenant."""
+    """The limits and defaults that hold for a tenant in one pool."""
 
     name: str = "anonymous"
     max_tokens_default: int | None = 2048
@@ -117,9 +156,17 @@ class TenantPolicy:
     max_tokens_cap: int | None = None
     """Upper bound on output tokens of a sequence; a larger wish is lowered to it in the body."""
     queue_depth_max: int = 200
+    """Requests of the tenant that may wait, in all processes together."""
     queue_wait_s_max: float = 30.0
     overload_status: int = 429
     """HTTP status for a full queue and for a wait that took too long."""
+    priority: PriorityClass = PriorityClass.STANDARD
+    """The class of its requests, and the highest they can ask for."""
+    order: Order = "fifo"
+    mode: Mode = "enforce"
+    rewrite_max_tokens: bool = True
+    """False: a body is never changed; what the client asked for, or the rest of the window, is charged."""
+    rules: TenantRules = TenantRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +196,24 @@ class EngineUse:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantUse:
+    """One tenant in a snapshot of the ledger: those that wait, hold something, or have rules of their own."""
+
+    name: str
+    rules: TenantRules
+    blocks: int = 0
+    """KV blocks reserved, on all engines and by all processes."""
+    blocks_guaranteed: int = 0
+    blocks_limit: int = 0
+    """Guarantee and limit as blocks of the present pool."""
+    reservations: int = 0
+    queued: int = 0
+    oldest_wait_s: float = 0.0
+    service: float = 0.0
+    """Tokens charged since the ledger began, corrections included."""
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerView:
     """A consistent snapshot of a ledger, for people, metrics and tests."""
 
@@ -160,6 +225,12 @@ class LedgerView:
     """Processes that share the ledger, as far as this one knows."""
     totals: dict[str, int] = field(default_factory=dict)
     """Counters since the start: arrivals, grants, releases, cancels, bypasses, pins."""
+    tenants: tuple[TenantUse, ...] = ()
+    """At most `TENANTS_SHOWN_MAX`, those that wait or hold something first."""
+
+
+TENANTS_SHOWN_MAX = 500
+"""Tenants in a view: a page of them is read by people and scraped by Prometheus."""
 
 
 TO_WINDOW = -1

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvgate.ledger.base import Refusal
 from kvgate.ledger.keys import shape_of
-from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost
+from kvgate_policies.types import (
+    CLASSES,
+    EngineLimits,
+    EngineShape,
+    EngineUse,
+    KVCost,
+    PriorityClass,
+    TenantRules,
+    TenantUse,
+)
 
 _TOTALS = ("arrivals", "grants", "releases", "cancels", "voided", "bypasses", "pins")
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a process holds on one engine, all its reservations together."""
+    """What a process holds on one engine for one tenant, all its reservations together."""
 
     cost: KVCost
     reservations: int
@@ -62,6 +71,9 @@ class Granted:
     seq: int
     gseq: int
     """Counts the grants of a pool; above every one that a process has read, in a new epoch too."""
+    tenant: str = "anonymous"
+    rank: int = 0
+    forced: Literal["queued"] | Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +87,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process holds on one engine, for people."""
+    """What one process holds on one engine for one tenant, for people."""
 
     pid: str
     engine_id: str
+    tenant: str
     sums: Sums
     unseen: int
     """Grants among them that the process has not acknowledged."""
@@ -86,10 +99,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """What a process that is gone held on one engine; counted until the engine shows it free."""
+    """What a process that is gone held on one engine for one tenant; counted until the engine shows it free."""
 
     pid: str
     engine_id: str
+    tenant: str
     sums: Sums
     age_ms: int
 
@@ -103,6 +117,8 @@ class Waiting:
     seq: int
     wait_ms: int
     bypasses: int
+    tenant: str
+    priority: PriorityClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +131,7 @@ class Inspection:
     holdings: tuple[Holding, ...]
     orphans: tuple[Orphan, ...]
     head: tuple[Waiting, ...]
-    """The first of the queue, those that wait for an engine to come back not among them."""
+    """The first of each flow in turn, those that wait for an engine to come back not among them."""
     parked: int
 
 
@@ -133,7 +149,16 @@ def read_entry(fields: Mapping[bytes, bytes] | Mapping[str, str]) -> Granted | R
         cost=KVCost(blocks, seqs, prefill_tokens),
         seq=int(entry["seq"]),
         gseq=int(entry["gseq"]),
+        tenant=entry["tenant"],
+        rank=int(entry["rank"]),
+        forced=_forced_of(entry.get("forced", "")),
     )
+
+
+def _forced_of(word: str) -> Literal["queued"] | Refusal | None:
+    if word == "queued":
+        return "queued"
+    return Refusal(word) if word else None
 
 
 def text_of(word: bytes | str) -> str:
@@ -168,15 +193,47 @@ def totals_of(pairs: Sequence[Any]) -> dict[str, int]:
 
 
 def holding_of(row: Sequence[Any]) -> Holding:
-    pid, engine_id, *held, unseen = row
-    return Holding(text_of(pid), text_of(engine_id), sums_of(held), int(unseen))
+    pid, engine_id, tenant, *held, unseen = row
+    return Holding(text_of(pid), text_of(engine_id), text_of(tenant), sums_of(held), int(unseen))
 
 
 def orphan_of(row: Sequence[Any]) -> Orphan:
-    pid, engine_id, *held, age_ms = row
-    return Orphan(text_of(pid), text_of(engine_id), sums_of(held), int(age_ms))
+    pid, engine_id, tenant, *held, age_ms = row
+    return Orphan(text_of(pid), text_of(engine_id), text_of(tenant), sums_of(held), int(age_ms))
 
 
 def waiting_of(row: Sequence[Any]) -> Waiting:
-    pid, request_id, seq, wait_ms, bypasses = row
-    return Waiting(text_of(pid), text_of(request_id), int(seq), int(wait_ms), int(bypasses))
+    pid, request_id, seq, wait_ms, bypasses, tenant, number = row
+    return Waiting(
+        text_of(pid),
+        text_of(request_id),
+        int(seq),
+        int(wait_ms),
+        int(bypasses),
+        text_of(tenant),
+        CLASSES[int(number) - 1],
+    )
+
+
+def tenant_use_of(row: Sequence[Any]) -> TenantUse:
+    """Numbers with fractions come as text; an empty one is None."""
+    name, weight, guarantee, limit, limit_tokens, borrow, tokens_rate, requests_rate, *use, service = (
+        text_of(word) if isinstance(word, bytes) else str(word) for word in row
+    )
+    blocks, guaranteed, limited, reservations, queued, wait_ms = (int(number) for number in use)
+    rules = TenantRules(
+        float(weight),
+        float(guarantee),
+        float(limit),
+        _whole_or_none(limit_tokens),
+        borrow == "1",
+        _whole_or_none(tokens_rate),
+        _whole_or_none(requests_rate),
+    )
+    return TenantUse(
+        name, rules, blocks, guaranteed, limited, reservations, queued, wait_ms / 1000, float(service)
+    )
+
+
+def _whole_or_none(word: str) -> int | None:
+    return int(float(word)) if word else None

@@ -8,8 +8,22 @@ One ledger per pool. It is the only place where that is decided, and check and r
 * A request is granted at most once per `reserve`, and never after its `cancel` returned. A grant that
   crosses a cancel is given back by the cancel.
 * Whatever frees capacity runs the grant loop before it returns: no lost wake-up.
-* Order is FIFO by `seq`. Others that fit may pass a head that does not fit, at most `bypass_max` times; then
-  the head is pinned to the engine that will fit it soonest and nothing new starts there before it.
+* Who goes next (`kvgate_policies.fairness` has the sources and the bounds):
+  - A *flow* is one tenant's requests of one class. Inside it: by `rank` (0 for `fifo`), then by `seq`.
+  - First the flows of tenants that hold fewer blocks than their guarantee: by class, then by start tag. What
+    they wait for is kept free at once (a pin without waiting for bypasses).
+  - Then the classes in their order. A class that was overtaken by `AGEING` grants of higher classes while one
+    of its flows could have been served comes first, once.
+  - Inside a class start-time fair queueing over the weights: the flow with the lowest start tag; equal tags by
+    name. A grant charges `work / weight` to the flow; the class's virtual time is the start tag of the last
+    grant; a flow that begins to wait starts at no less than it, so that idling earns nothing. The end of a
+    request corrects the charge.
+  - A tenant at its limit is out of the walk: its flow waits for its own requests to end. With `borrow` off the
+    limit is the guarantee, and the part of it that is not used is open to nobody else.
+* Others that fit may pass one that does not fit, at most `bypass_max` times; then it is pinned to the engine that
+  will fit it soonest and nothing new starts there before it. Up to `FLOWS_MAX` flows, `scan_depth` deep each.
+* A tenant's rate budgets (GCRA) are checked and charged in the same step as the queue's depth: a request that is
+  refused spends nothing.
 * In guaranteed mode the sum of reserved blocks of an engine never exceeds its capacity at a grant; a later
   drop of the capacity only blocks grants.
 * An engine with nothing reserved takes any request whose cost its whole capacity covers (prefill bound aside).
@@ -20,9 +34,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
-from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView
+from kvgate_policies.types import (
+    EngineLimits,
+    EngineShape,
+    KVCost,
+    LedgerView,
+    PriorityClass,
+    TenantRules,
+)
 
 
 class Refusal(StrEnum):
@@ -35,6 +56,18 @@ class Refusal(StrEnum):
     """Larger than the whole of every engine it is priced for."""
     DRAINING = "draining"
     UNAVAILABLE = "unavailable"
+    RATE = "rate"
+    """A budget of the tenant is spent; `RateSpent` has the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateSpent:
+    """The refusal of a request that a budget of its tenant does not cover now."""
+
+    retry_after_s: float
+    """When the same request would be covered, if nobody spends meanwhile: exact."""
+    budget: Literal["tokens_per_minute", "requests_per_minute"]
+    """The one that is covered last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +80,23 @@ class Ask:
     costs: Mapping[EngineShape, KVCost]
     """The price on each shape of engine in the pool; an engine of another shape is not considered."""
     queue_depth_max: int
-    """A queue at or above this many waiting requests refuses; not applied when `seq` is given."""
+    """A tenant with this many waiting requests or more is refused; not applied when `seq` is given."""
     seq: int | None = None
-    """The place in the order, kept when a granted request has to queue again."""
+    """The place in the order, kept when a granted request has to queue again. It was charged to the budgets
+    already, so they are not asked again."""
+    priority: PriorityClass = PriorityClass.STANDARD
+    work: int = 1
+    """Service charged at the grant: prompt plus twice the expected output, tokens."""
+    tokens: int = 0
+    """What the tenant's token budget is charged: prompt plus expected output."""
+    rank_in_ms: int | None = None
+    """Where it stands inside its flow: that far from now (the end of its wait; less for a short one). None: by
+    arrival. Not used when `seq` is given."""
+    rank: int = 0
+    """The place kept together with `seq`: ms by the ledger's clock, 0 for one by arrival."""
+    force: bool = False
+    """Start at once whatever is reserved, on the engine with the most room; `Grant.forced` says what would have
+    been done. Only `NO_ENGINE` and a closed ledger still refuse."""
     avoid: frozenset[str] = frozenset()
     """Engine ids that are not to be chosen (they just failed this request)."""
 
@@ -64,6 +111,23 @@ class Grant:
     """The engine's, to price the request on it again when more is known."""
     cost: KVCost
     seq: int
+    tenant: str = "anonymous"
+    priority: PriorityClass = PriorityClass.STANDARD
+    work: int = 1
+    tokens: int = 0
+    rank: int = 0
+    forced: Literal["queued"] | Refusal | None = None
+    """For a forced one: what would have been done instead; None when it would have been granted at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request really took, to correct what was charged for it."""
+
+    work: int
+    """Prompt plus twice the output, tokens."""
+    tokens: int
+    """Prompt plus output, tokens."""
 
 
 class Ticket(Protocol):
@@ -77,7 +141,7 @@ class Ticket(Protocol):
 
     @property
     def position(self) -> int:
-        """How many are ahead in the queue; 0 for the next one and for a granted one."""
+        """How many are ahead in its flow; 0 for the next one and for a granted one."""
         ...
 
     @property
@@ -91,7 +155,7 @@ class Ticket(Protocol):
 
 
 class Ledger(Protocol):
-    async def reserve(self, ask: Ask) -> Ticket | Refusal:
+    async def reserve(self, ask: Ask) -> Ticket | Refusal | RateSpent:
         """Enqueue and run the grant loop. A `Refusal` leaves nothing behind.
 
         Raises ValueError for a request id that is queued or holds a reservation already.
@@ -113,8 +177,23 @@ class Ledger(Protocol):
         """Replace the prices of a queued request, after an engine of a new shape joined the pool."""
         ...
 
-    async def release(self, request_id: str) -> None:
-        """End the reservation and give everything back."""
+    async def release(self, request_id: str, served: Served | None = None) -> None:
+        """End the reservation and give everything back; `served` corrects what was charged at the grant."""
+        ...
+
+    async def set_tenants(self, rules: Mapping[str, TenantRules]) -> None:
+        """The rules of all tenants of the pool; a tenant that is not named has `TenantRules()`.
+
+        Nobody who waits or runs is dropped by it. Shared ledgers keep what was said last.
+        """
+        ...
+
+    async def put_override(self, name: str, text: str | None, ttl_s: float) -> None:
+        """Keep a text under a name, for every process that shares the ledger, until `ttl_s` is over; None ends it."""
+        ...
+
+    async def overrides(self) -> Mapping[str, tuple[str, float]]:
+        """The texts that hold now, each with the seconds that are left."""
         ...
 
     async def observe(self, limits: EngineLimits) -> None:
@@ -133,6 +212,15 @@ class Ledger(Protocol):
         """Stop granting and answer everyone in the queue, and every later `reserve`, with `reason`.
 
         Running reservations live on until released.
+        """
+        ...
+
+    @property
+    def lease_sure(self) -> bool:
+        """Whether what was granted here surely is this process's still.
+
+        False when it was away for so long (stopped, cut off) that the room may be another's by now. Who has a grant
+        and did not begin gives it back then, and queues again at its place.
         """
         ...
 

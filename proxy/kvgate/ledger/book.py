@@ -2,7 +2,7 @@
 
 The book adds and subtracts, it decides nothing. It promises that the sum of an engine is at every moment
 exactly the sum of its reservations, part by part, and never below zero; whatever would break that raises
-`LedgerCorrupt` *before* anything changed.
+`LedgerCorrupt` *before* anything changed. It keeps `Tenants` at the sums of theirs, and at the size of the pool.
 
 Engines are kept as the frozen `EngineUse` values that the placement rules read, replaced on every change, so
 that a snapshot costs one tuple.
@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING
 
 from kvgate.errors import LedgerCorrupt
 from kvgate.ledger.ceilings import Ceilings
+from kvgate_policies.fairness import PoolSize
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, KVCost
 
 if TYPE_CHECKING:
     from kvgate.ledger.base import Grant
+    from kvgate.ledger.tenants import Tenants
 
 
 class Book:
     """Sums, reservations and pins of all engines of a pool. Not safe for threads; nothing here waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
         self._uses: dict[str, EngineUse] = {}
         self._grants: dict[str, Grant] = {}
         self._ids_on: dict[str, set[str]] = {}
@@ -91,11 +94,12 @@ class Book:
         ids = self._ids_on.get(engine_id)
         if not ids:
             return 0
-        for request_id in ids:
-            del self._grants[request_id]
         struck = len(ids)
-        ids.clear()
         self._uses[engine_id] = replace(self._uses[engine_id], reserved=ZERO_COST, reservations=0)
+        for request_id in ids:
+            grant = self._grants.pop(request_id)
+            self._tenants.hold(grant.tenant, -grant.cost.blocks, -1)
+        ids.clear()
         self._made_room(engine_id)
         return struck
 
@@ -119,26 +123,29 @@ class Book:
         self._add(grant.engine_id, grant.cost, reservations=1)
         self._grants[grant.request_id] = grant
         self._ids_on[grant.engine_id].add(grant.request_id)
+        self._tenants.hold(grant.tenant, grant.cost.blocks, 1)
 
     def change(self, request_id: str, cost: KVCost) -> bool:
-        """Replace the cost of a reservation; True when some part of it became free."""
+        """Replace the cost of a reservation; True when it changed, down or up: both can let somebody start."""
         grant = self._grants.get(request_id)
         if grant is None or grant.cost == cost:
             return False
         delta = cost - grant.cost
         self._add(grant.engine_id, delta)
         self._grants[request_id] = replace(grant, cost=cost)
-        return _lowest(delta) < 0
+        self._tenants.hold(grant.tenant, delta.blocks, 0)
+        return True
 
-    def drop(self, request_id: str) -> bool:
-        """End a reservation; False when the request holds none."""
+    def drop(self, request_id: str) -> Grant | None:
+        """End a reservation and return it; None when the request holds none."""
         grant = self._grants.get(request_id)
         if grant is None:
-            return False
+            return None
         self._add(grant.engine_id, ZERO_COST - grant.cost, reservations=-1)
         del self._grants[request_id]
         self._ids_on[grant.engine_id].discard(request_id)
-        return True
+        self._tenants.hold(grant.tenant, -grant.cost.blocks, -1)
+        return grant
 
     # pins
 
@@ -174,6 +181,8 @@ class Book:
         everyone = [use.limits for use in self._uses.values()]
         self.known = Ceilings.of(everyone)
         self.accepting = Ceilings.of(limits for limits in everyone if limits.accepting)
+        block_tokens_min = min((limits.shape.block_size for limits in everyone), default=1)
+        self._tenants.resize(PoolSize(sum(limits.blocks for limits in everyone), block_tokens_min))
 
     def _add(self, engine_id: str, delta: KVCost, reservations: int = 0) -> None:
         use = self._uses[engine_id]

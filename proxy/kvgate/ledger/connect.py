@@ -15,9 +15,11 @@ cannot wait that long to learn that the ledger is away. Passwords appear in no m
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import re
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -257,16 +259,18 @@ class Connection:
             ) from error
 
     async def aclose(self) -> None:
-        await self.calls.aclose()
-        await self.reading.aclose()
-        for sentinel in self._sentinels.sentinels if self._sentinels else ():
-            await sentinel.aclose()
+        """Close every connection; one that can't be closed in order keeps no other one open."""
+        async with AsyncExitStack() as closing:
+            if self._sentinels is not None:
+                closing.push_async_callback(self._sentinels.aclose)
+            closing.push_async_callback(self.reading.aclose)
+            closing.push_async_callback(self.calls.aclose)
 
     def __repr__(self) -> str:
         return f"<Connection {self.address}>"
 
 
-def _client(address: Address, sentinels: Sentinel | None, socket_s: float, *, together: bool) -> Client:
+def _client(address: Address, sentinels: Sentinels | None, socket_s: float, *, together: bool) -> Client:
     options: dict[str, Any] = {
         "username": address.username,
         "password": address.password,
@@ -289,7 +293,24 @@ def _client(address: Address, sentinels: Sentinel | None, socket_s: float, *, to
     return single(host=host, port=port, **options)
 
 
-def _sentinels(address: Address) -> Sentinel:
+class Sentinels(Sentinel):
+    """The sentinels that both clients of a process ask for the master.
+
+    redis-py moves the one that knew to the front by its place in the list. When two ask at the same time, the list
+    has changed before the second one moves: a sentinel would be in it twice, and another one lost with its open
+    connection. So each question has a list of its own, and what it found out only changes the order of this one.
+    """
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Address and port. Raises MasterNotFoundError."""
+        asked = copy.copy(self)
+        asked.sentinels = list(self.sentinels)
+        found: tuple[str, int] = await Sentinel.discover_master(asked, service_name)
+        self.sentinels.sort(key=lambda sentinel: sentinel is not asked.sentinels[0])
+        return found
+
+
+def _sentinels(address: Address) -> Sentinels:
     options: dict[str, Any] = {
         "username": address.sentinel_username,
         "password": address.sentinel_password,
@@ -298,7 +319,7 @@ def _sentinels(address: Address) -> Sentinel:
         "retry": Retry(NoBackoff(), 0),
         **_tls(address),
     }
-    return Sentinel(list(address.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    return Sentinels(list(address.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
 
 def _tls(address: Address) -> dict[str, Any]:

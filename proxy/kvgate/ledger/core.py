@@ -7,27 +7,50 @@ continues.
 What a `reserve` is answered, in this order:
 
 1. the reason given to `close`, once closed;
-2. `NEVER_FITS`, when it is priced for a known engine, accepting or not, and none of those covers it;
+2. `NEVER_FITS`, when it is priced for a known engine, accepting or not, and none of those covers it at a price
+   within its tenant's limit;
 3. `NO_ENGINE`, when no engine is known except those it avoids. One that does not accept work at the moment
    (busy, down, draining) is waited for; whether that is worth while is for the caller to judge, who knows why;
-4. `QUEUE_FULL`, when the queue was at its bound and the grant loop did not let it start at once. One that
-   queues again is not refused for this.
+4. `RateSpent`, when a budget of its tenant does not cover it. One that queues again is not asked;
+5. `QUEUE_FULL`, when its tenant's part of the queue was at its bound and the grant loop did not let it start at
+   once. One that queues again is not refused for this.
 
-A request that no engine has a price for waits for `reprice`; its owner's deadline bounds that.
+A request that was taken is charged to the budgets then, and given back its tokens if it leaves the queue without a
+grant. A request that no engine has a price for waits for `reprice`; its owner's deadline bounds that.
+
+One that is *forced* is refused for 1 and 3 only. For 2 and 4 it starts at once, without a turn; so it does when the
+grant loop did not let it start, as `QUEUE_FULL` or as `"queued"`. What starts without a turn is not charged to its
+flow, and one that would have been refused is not charged to the budgets: a refused request spends nothing. Where no
+engine with a price accepts work it is `NO_ENGINE` too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served
 from kvgate.ledger.book import Book
+from kvgate.ledger.door import (
+    FORCED_THROUGH,
+    avoids_all,
+    check_ask,
+    check_cost,
+    check_costs,
+    ms,
+    never_fits,
+    refusal_at_the_door,
+)
 from kvgate.ledger.grants import GrantLoop
 from kvgate.ledger.queue import Entry, Queue
-from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView
+from kvgate.ledger.shown import tenants_shown
+from kvgate.ledger.tenants import Tenants
+from kvgate.ledger.turns import Turns
+from kvgate_policies.fairness import LEVELS, charge
+from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView, TenantRules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
     from kvgate.ledger.ceilings import Ceilings
 
@@ -39,11 +62,15 @@ class LedgerCore:
     """Book, queue and grant loop of one pool. Not safe for threads."""
 
     def __init__(self, *, bypass_max: int, scan_depth: int, grants_max: int, tie: int) -> None:
-        self._book = Book()
-        self._queue = Queue()
+        self._turns = Turns()
+        self._tenants = Tenants(self._turns)
+        self._book = Book(self._tenants)
+        self._queue = Queue(self._turns)
         self._loop = GrantLoop(
             self._book,
             self._queue,
+            self._turns,
+            self._tenants,
             bypass_max=bypass_max,
             scan_depth=scan_depth,
             grants_max=grants_max,
@@ -67,63 +94,68 @@ class LedgerCore:
 
     def go_on(self) -> None:
         """Run the grant loop once, within its bounds."""
-        grants = self._loop.run()
-        self._totals["grants"] += len(grants)
-        self._outbox += [(grant.request_id, grant) for grant in grants]
+        self._granted(self._loop.run())
 
     # requests
 
-    def reserve(self, ask: Ask, now_s: float) -> int | Refusal:
+    def reserve(self, ask: Ask, now_s: float) -> int | Refusal | RateSpent:
         """Enqueue and run the grant loop; the place in the order, or why not.
 
         Raises ValueError for a request id that is queued or holds a reservation, a `seq` that is taken, or a
-        negative cost.
+        negative cost or charge.
         """
-        if ask.request_id in self._queue or self._book.grant_of(ask.request_id) is not None:
-            raise ValueError(f"request {ask.request_id} is queued or holds a reservation already")
-        _check_costs(ask.costs)
-        refusal = self._refusal_at_the_door(ask)
-        if refusal is not None:
-            self._totals["arrivals"] += 1
-            return self._refused(refusal)
-        full = ask.seq is None and len(self._queue) >= ask.queue_depth_max
-        entry = self._enqueue(ask, now_s)
+        check_ask(ask, is_known=self._knows(ask.request_id))
+        refusal = self._closed or refusal_at_the_door(ask, self._book, self._tenants, ms(now_s))
+        if refusal is None:
+            return self._take(ask, now_s)
+        reason = Refusal.RATE if isinstance(refusal, RateSpent) else refusal
         self._totals["arrivals"] += 1
-        if self._loop.reaches(entry):
-            self.go_on()
-        if full and ask.request_id in self._queue:
-            self._leave_queue(entry)
-            return self._refused(Refusal.QUEUE_FULL)
-        return entry.seq
+        if not ask.force or reason not in FORCED_THROUGH:
+            self._refused(reason)
+            return refusal
+        if avoids_all(ask, self._book):
+            return self._refused(Refusal.NO_ENGINE)
+        return self._start(self._entry(ask, now_s), reason)
 
-    def end(self, request_id: str) -> None:
-        """Leave the queue or give the reservation back, whichever it has; nothing for an unknown id."""
+    def end(self, request_id: str, served: Served | None = None) -> None:
+        """Leave the queue or give the reservation back, whichever it has; nothing for an unknown id.
+
+        What a reservation `served` corrects what was charged for it: after its room is free, which may bring flows of
+        its tenant back into the walk, and before the grant loop runs.
+        """
         entry = self._queue.get(request_id)
         if entry is not None:
             self._totals["cancels"] += 1
+            self._tenants.correct_tokens(entry.tenant, -entry.tokens)
             self._leave_queue(entry)
-        elif self._book.drop(request_id):
+            return
+        grant = self._book.drop(request_id)
+        if grant is not None:
             self._totals["releases"] += 1
+            if served is not None:
+                self._correct(grant, served)
             self.go_on()
 
     def renew(self, request_id: str, cost: KVCost) -> None:
         """Raises ValueError for a negative cost."""
-        _check_cost(cost)
+        check_cost(cost)
         if self._book.change(request_id, cost):
             self.go_on()
 
     def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
         """Raises ValueError for a negative cost."""
-        _check_costs(costs)
+        check_costs(costs)
         entry = self._queue.get(request_id)
         if entry is None:
             return
         entry.costs = dict(costs)
-        entry.misfit_at = -1
-        if _never_fits(entry.costs, self._book.known):
+        entry.misfit_at, entry.startable_on = -1, None
+        if never_fits(entry.costs, self._book.known):
             self._answer(entry, Refusal.NEVER_FITS)
         elif entry.parked and self._loop.could_start(entry):
             self._queue.unpark(entry)
+        else:
+            self._turns.readmit(entry.flow)
         self.go_on()
 
     def adopt(self, grant: Grant) -> None:
@@ -135,6 +167,11 @@ class LedgerCore:
 
     def position(self, request_id: str) -> int:
         return self._queue.ahead(request_id)
+
+    def set_tenants(self, rules: Mapping[str, TenantRules]) -> None:
+        """The rules of all tenants. Raises ValueError for impossible ones, and changes nothing then."""
+        self._tenants.set_rules(rules)
+        self.go_on()
 
     # engines
 
@@ -168,35 +205,89 @@ class LedgerCore:
             queued=len(self._queue),
             oldest_wait_s=0.0 if oldest is None else now_s - oldest.since_s,
             totals=self._totals | {"bypasses": self._loop.bypasses, "pins": self._loop.pins},
+            tenants=tenants_shown(self._tenants, self._queue, now_s),
         )
 
     def __repr__(self) -> str:
         closed = "" if self._closed is None else f", closed: {self._closed}"
         return f"<LedgerCore {self._book!r}, {self._queue!r}{closed}>"
 
-    def _refusal_at_the_door(self, ask: Ask) -> Refusal | None:
-        if self._closed is not None:
-            return self._closed
-        if _never_fits(ask.costs, self._book.known):
-            return Refusal.NEVER_FITS
-        known = (use.limits.engine_id for use in self._book.uses())
-        return Refusal.NO_ENGINE if all(engine_id in ask.avoid for engine_id in known) else None
+    def _knows(self, request_id: str) -> bool:
+        return request_id in self._queue or self._book.grant_of(request_id) is not None
 
-    def _enqueue(self, ask: Ask, now_s: float) -> Entry:
-        seq = self._seq_next if ask.seq is None else ask.seq
-        entry = Entry(ask.request_id, seq, dict(ask.costs), ask.avoid, now_s)
+    def _take(self, ask: Ask, now_s: float) -> int | Refusal:
+        """Queue one that the door let in, and run the grant loop."""
+        full = ask.seq is None and self._queue.depth(ask.tenant) >= ask.queue_depth_max
+        entry = self._entry(ask, now_s)
         self._queue.add(entry)
-        self._seq_next = max(self._seq_next, seq + 1)
-        return entry
+        self._seq_next = max(self._seq_next, entry.seq + 1)
+        self._totals["arrivals"] += 1
+        if self._loop.reaches(entry):
+            self.go_on()
+        if ask.request_id in self._queue and (full or ask.force):
+            self._leave_queue(entry)
+            if not ask.force:
+                return self._refused(Refusal.QUEUE_FULL)
+            answer = self._start(entry, Refusal.QUEUE_FULL if full else "queued")
+            if full or isinstance(answer, Refusal):
+                return answer
+        if ask.seq is None:
+            self._tenants.spend(ask.tenant, ask.tokens, ms(now_s))
+        return entry.seq
+
+    def _start(self, entry: Entry, forced: Literal["queued"] | Refusal) -> int | Refusal:
+        """Without a turn, for one that is forced."""
+        grant = self._loop.start(entry, forced)
+        if grant is None:
+            return self._refused(Refusal.NO_ENGINE)
+        self._seq_next = max(self._seq_next, entry.seq + 1)
+        self._granted([grant])
+        if self._turns.moved:  # its tenant has its guarantee now: what was kept free for it may be free
+            self.go_on()
+        return entry.seq
+
+    def _granted(self, grants: list[Grant]) -> None:
+        self._totals["grants"] += len(grants)
+        self._outbox += [(grant.request_id, grant) for grant in grants]
+
+    def _entry(self, ask: Ask, now_s: float) -> Entry:
+        """One that is about to have a place: its old one, or the next."""
+        seq, rank = ask.seq, ask.rank
+        if seq is None:
+            seq = self._seq_next
+            rank = 0 if ask.rank_in_ms is None else ms(now_s) + ask.rank_in_ms
+        return Entry(
+            ask.request_id,
+            seq,
+            dict(ask.costs),
+            ask.avoid,
+            now_s,
+            ask.tenant,
+            ask.priority,
+            rank,
+            ask.work,
+            ask.tokens,
+        )
+
+    def _correct(self, grant: Grant, served: Served) -> None:
+        """What it took instead of what was charged, where it was charged."""
+        difference = served.work - grant.work
+        self._tenants.serve(grant.tenant, difference)
+        if grant.forced is None:
+            flow = LEVELS[grant.priority], grant.tenant
+            self._turns.correct(flow, charge(difference, self._tenants.weight(grant.tenant)))
+        if not isinstance(grant.forced, Refusal):
+            self._tenants.correct_tokens(grant.tenant, served.tokens - grant.tokens)
 
     def _leave_queue(self, entry: Entry) -> None:
         """Take an entry out; those behind it move up, and what it had pinned is free."""
         mattered = self._loop.reaches(entry)
         self._queue.remove(entry)
-        if self._book.unpin(entry.request_id) or mattered:
+        if self._book.unpin(entry.request_id) or mattered or self._turns.moved:
             self.go_on()
 
     def _answer(self, entry: Entry, reason: Refusal) -> None:
+        self._tenants.correct_tokens(entry.tenant, -entry.tokens)
         self._queue.remove(entry)
         self._book.unpin(entry.request_id)
         self._outbox.append((entry.request_id, self._refused(reason)))
@@ -209,23 +300,9 @@ class LedgerCore:
         """After a change of engines: who can never start now, and who has an engine to wait for again?"""
         known = self._book.known
         if known != known_before:
-            for entry in [entry for entry in self._queue if _never_fits(entry.costs, known)]:
+            for entry in [entry for entry in self._queue if never_fits(entry.costs, known)]:
                 self._answer(entry, Refusal.NEVER_FITS)
         other_sizes = self._book.accepting != accepting_before
         for entry in self._queue.parked():
             if (other_sizes or entry.avoid) and self._loop.could_start(entry):
                 self._queue.unpark(entry)
-
-
-def _never_fits(costs: Mapping[EngineShape, KVCost], known: Ceilings) -> bool:
-    return known.price(costs) and not known.cover(costs)
-
-
-def _check_costs(costs: Mapping[EngineShape, KVCost]) -> None:
-    for cost in costs.values():
-        _check_cost(cost)
-
-
-def _check_cost(cost: KVCost) -> None:
-    if min(cost.blocks, cost.seqs, cost.prefill_tokens) < 0:
-        raise ValueError(f"a cost has no negative part: {cost}")

@@ -1,35 +1,38 @@
 """What a process does while Redis is away, until it answers again.
 
-* `local`: it goes on by itself within its share: nine tenths of each engine, divided by the processes that were
-  alive at its last heartbeat, and only where the engine's own gauge shows room, for the others may use more than
-  their share. The tenth that is left makes room for what the processes do not know of each other. One that never
-  had a heartbeat has no share.
+* `local`: it goes on by itself within its share of each engine (`share`): up to what Redis counts for it anyway,
+  and further only where the engine's own gauges show room. One that never had a heartbeat has no share.
 * `closed`: everything waits, and is answered `ledger_unavailable` when its wait is over.
 * `open`: it grants at once, to the engine that is least loaded by its own sums, and counts.
 
-All three are one ledger in memory with another share of the capacity: nothing, a part, or more than anyone can
+All three are one ledger in memory with another part of the capacity: nothing, a share, or more than anyone can
 use. What the process already holds is carried in, what waits is carried in in order. A request larger than the
 share, but not than the engine, waits for Redis: each engine is therefore entered twice, as a share that takes
 work and as a whole that does not.
+
+Tenants have the rules that were known last; a process takes its part of their shares and budgets. What Redis knows of
+their use, their turns and what they spent is not known here: those begin anew.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kvgate.ledger.base import Grant, Refusal
 from kvgate.ledger.core import Decision, LedgerCore
-from kvgate_policies.types import EngineUse, LedgerView
+from kvgate.ledger.share import SHARE_PERCENT, Share
+from kvgate_policies.kv_cost import fits_empty
+from kvgate_policies.types import ZERO_COST, EngineUse, LedgerView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kvgate.ledger.base import Ask, Grant, Refusal
-    from kvgate_policies.types import EngineLimits, EngineShape, KVCost
+    from kvgate.ledger.base import Ask, RateSpent, Served
+    from kvgate_policies.types import EngineLimits, EngineShape, KVCost, TenantRules
 
-SHARE_PERCENT = 90
-"""Of an engine that the processes divide among themselves."""
 OPEN_FACTOR = 1 << 20
 """More of every engine than any number of requests can ask for; loads keep their order."""
 PLACES_PER_SEQ = 1 << 24
@@ -54,16 +57,28 @@ class Fallback:
         live: int,
         limits: Iterable[EngineLimits],
         *,
+        floors: Mapping[str, KVCost],
+        leased_until_s: float,
+        orphan_hold_s: float,
         bypass_max: int,
         scan_depth: int,
         grants_max: int,
     ) -> None:
-        """`live` is how many processes shared the pool when last heard; 0 when nothing ever was."""
+        """`live` is how many processes shared the pool when last heard; 0 when nothing ever was.
+
+        `floors` is what Redis surely counts for this process on each engine: until its lease runs out whatever the
+        engines show, and then for `orphan_hold_s` at most.
+        """
         self.mode = mode
         self._live = live
+        self._floors = dict(floors)
+        self._leased_until_s = leased_until_s
+        self._counted_until_s = leased_until_s + orphan_hold_s
         self._limits: dict[str, EngineLimits] = {}
-        self._in_use: dict[str, int] = {}
-        """Blocks, as each engine's gauge showed last."""
+        self._shares: dict[str, Share] = {}
+        self._engine_of: dict[str, str] = {}
+        """Of each that holds something, by wire id."""
+        self._now_s = 0.0
         self._core = LedgerCore(bypass_max=bypass_max, scan_depth=scan_depth, grants_max=grants_max, tie=0)
         for each in limits:
             self.observe(each)
@@ -76,47 +91,77 @@ class Fallback:
         self._core.go_on()
 
     def take_decisions(self) -> list[Decision]:
-        return self._core.take_decisions()
+        """What was decided since the last call."""
+        decisions = self._core.take_decisions()
+        for wire, decision in decisions:
+            if isinstance(decision, Grant):
+                self._hold(wire, decision, is_new=True)
+        self._sink()
+        return decisions
 
     def adopt(self, grant: Grant) -> None:
         """Carry in what is held already; on an engine that is not known here it weighs nothing."""
         if grant.engine_id in self._limits:
             self._core.adopt(grant)
+            self._hold(grant.request_id, grant, is_new=False)
 
-    def reserve(self, ask: Ask, place: tuple[int, int] | None, now_s: float) -> Refusal | None:
+    def set_tenants(self, rules: Mapping[str, TenantRules]) -> None:
+        """The rules of the whole pool; here this process's part of them holds."""
+        self._core.set_tenants({name: self._part_of(each) for name, each in rules.items()})
+
+    def reserve(self, ask: Ask, place: tuple[int, int] | None, now_s: float) -> Refusal | RateSpent | None:
         """Queue; None when it was taken, else why not. One that has a place is not refused for the depth."""
+        self._at(now_s)
+        self._sink()
         seq = None if place is None else place[0] * PLACES_PER_SEQ + place[1] % PLACES_PER_SEQ
         answer = self._core.reserve(replace(ask, seq=seq, avoid=_both(ask.avoid)), now_s)
-        return None if isinstance(answer, int) else answer
+        if isinstance(answer, int) or (answer is Refusal.NEVER_FITS and self._may_fit(ask)):
+            return None  # above its tenant's part here, it waits for Redis
+        return answer
 
-    def end(self, wire: str) -> None:
-        self._core.end(wire)
+    def end(self, wire: str, now_s: float, served: Served | None = None) -> None:
+        share = self._shares.get(self._engine_of.pop(wire, ""))
+        if share is not None:
+            share.end(wire)
+        self._at(now_s)
+        self._core.end(wire, served)
 
     def renew(self, wire: str, cost: KVCost) -> None:
+        share = self._shares.get(self._engine_of.get(wire, ""))
+        if share is not None:
+            share.change(wire, cost)
         self._core.renew(wire, cost)
 
     def reprice(self, wire: str, costs: Mapping[EngineShape, KVCost]) -> None:
         self._core.reprice(wire, costs)
 
     def observe(self, limits: EngineLimits) -> None:
-        self._limits[limits.engine_id] = limits
-        self._core.observe(replace(limits, engine_id=limits.engine_id + _WHOLE, accepting=False))
-        self._core.observe(self._share(limits))
+        engine_id = limits.engine_id
+        self._limits[engine_id] = limits
+        if engine_id not in self._shares:
+            self._shares[engine_id] = Share(max(self._live, 1), self._floors.pop(engine_id, ZERO_COST))
+        self._core.observe(replace(limits, engine_id=engine_id + _WHOLE, accepting=False))
+        self._core.observe(self._part(limits))
 
-    def gauge(self, engine_id: str, blocks_in_use: int) -> None:
-        """What an engine says of itself, by whomever it is used; without a word of it only the share counts."""
-        self._in_use[engine_id] = blocks_in_use
+    def gauge(self, engine_id: str, blocks: int, seqs: int | None, now_s: float) -> None:
+        """What an engine says of itself, by whomever it is used: blocks in use, sequences there."""
         limits = self._limits.get(engine_id)
         if limits is not None:
-            self._core.observe(self._share(limits))
+            self._shares[engine_id].read(limits, blocks, seqs, now_s)
+            self._at(now_s)
+            self._sink()
 
     def forget(self, engine_id: str) -> None:
         self._limits.pop(engine_id, None)
-        self._in_use.pop(engine_id, None)
+        self._shares.pop(engine_id, None)
         self._core.forget(engine_id)
         self._core.forget(engine_id + _WHOLE)
 
     def void(self, engine_id: str) -> None:
+        share = self._shares.get(engine_id)
+        if share is not None:
+            share.void()
+            self._core.observe(self._part(self._limits[engine_id]))
         self._core.void(engine_id)
 
     def view(self, now_s: float) -> LedgerView:
@@ -130,36 +175,76 @@ class Fallback:
             if limits is not None:
                 yield replace(use, limits=limits)
 
-    def _share(self, limits: EngineLimits) -> EngineLimits:
+    def _hold(self, wire: str, grant: Grant, *, is_new: bool) -> None:
+        self._engine_of[wire] = grant.engine_id
+        self._shares[grant.engine_id].hold(wire, grant.cost, is_new=is_new)
+
+    def _at(self, now_s: float) -> None:
+        """It is later: readings may be old, or new."""
+        self._now_s = now_s
+        for limits in self._limits.values():
+            self._core.observe(self._part(limits))
+
+    def _sink(self) -> None:
+        """Where Redis may not count all of a floor any more, lower it."""
+        if self._now_s < self._leased_until_s:
+            return
+        is_over = self._now_s >= self._counted_until_s
+        for engine_id, limits in self._limits.items():
+            if self._shares[engine_id].sink(is_over=is_over):
+                self._core.observe(self._part(limits))
+
+    def _part(self, limits: EngineLimits) -> EngineLimits:
+        """What this process may use of an engine."""
         match self.mode:
             case OnFailure.OPEN:
-                return _scaled(limits, OPEN_FACTOR, 1)
+                return _times(limits, OPEN_FACTOR)
             case OnFailure.LOCAL if self._live:
-                return self._braked(_scaled(limits, SHARE_PERCENT, 100 * self._live), limits)
+                return self._shares[limits.engine_id].limits(limits, self._now_s)
             case OnFailure.LOCAL | OnFailure.CLOSED:
                 return replace(limits, accepting=False)
 
-    def _braked(self, share: EngineLimits, limits: EngineLimits) -> EngineLimits:
-        """The share, but no more than what is held here and the room that the gauge shows."""
-        in_use = self._in_use.get(limits.engine_id)
-        if in_use is None:
-            return share
-        uses = self._core.view(0.0).engines
-        held = sum(use.reserved.blocks for use in uses if use.limits.engine_id == limits.engine_id)
-        room = max(limits.blocks * SHARE_PERCENT // 100 - in_use, 0)
-        return replace(share, blocks=min(share.blocks, held + room))
+    def _part_of(self, rules: TenantRules) -> TenantRules:
+        """Of shares the part that this process may use of each engine, of budgets one of those there are processes.
+
+        The engines count as whole ones beside the shares, so a share of both is taken. Who lets everything pass
+        asks no budget either.
+        """
+        if self.mode is OnFailure.OPEN:
+            return replace(rules, tokens_per_minute=None, requests_per_minute=None, limit_tokens=None)
+        processes = max(self._live, 1)
+        part = SHARE_PERCENT / 100 / processes
+        return replace(
+            rules,
+            guarantee=rules.guarantee * part / (1 + part),
+            limit=rules.limit if rules.limit == 1 else rules.limit * part / (1 + part),
+            limit_tokens=_fraction(rules.limit_tokens, part),
+            tokens_per_minute=_fraction(rules.tokens_per_minute, 1 / processes),
+            requests_per_minute=_fraction(rules.requests_per_minute, 1 / processes),
+        )
+
+    def _may_fit(self, ask: Ask) -> bool:
+        """Whether an engine as it is, empty, holds the request."""
+        return any(
+            limits.shape in ask.costs and fits_empty(ask.costs[limits.shape], limits)
+            for limits in self._limits.values()
+        )
 
     def __repr__(self) -> str:
         return f"<Fallback {self.mode} of {self._live}: {self._core!r}>"
 
 
-def _scaled(limits: EngineLimits, factor: int, divisor: int) -> EngineLimits:
+def _times(limits: EngineLimits, factor: int) -> EngineLimits:
     return replace(
         limits,
-        blocks=limits.blocks * factor // divisor,
-        seqs=limits.seqs * factor // divisor,
-        prefill_tokens=limits.prefill_tokens * factor // divisor,
+        blocks=limits.blocks * factor,
+        seqs=limits.seqs * factor,
+        prefill_tokens=limits.prefill_tokens * factor,
     )
+
+
+def _fraction(number: int | None, part: float) -> int | None:
+    return None if number is None else max(1, math.floor(number * part))
 
 
 def _both(avoid: frozenset[str]) -> frozenset[str]:

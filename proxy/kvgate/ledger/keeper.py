@@ -29,6 +29,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from kvgate.errors import ConfigError, LedgerCorrupt
+from kvgate.ledger.batching import CALL_S_MAX
 from kvgate.ledger.connect import TROUBLE
 from kvgate.ledger.scripts import LeaseLost
 
@@ -49,6 +50,15 @@ PUMPS_MAX = 64
 log = logging.getLogger(__name__)
 
 
+def reassert_s(heartbeat_s: float) -> float:
+    """Until all have said what they hold, when Redis began anew or was out of reach: so long nothing is granted.
+
+    The try that was under way when it came back ends within the bound of a call, and the next begins within a
+    heartbeat.
+    """
+    return heartbeat_s + CALL_S_MAX
+
+
 class Link(StrEnum):
     UP = "up"
     UNSURE = "unsure"
@@ -61,7 +71,8 @@ class Claim:
 
     ack: int
     rel: int
-    sums: Mapping[str, Sums]
+    sums: Mapping[tuple[str, str], Sums]
+    """By engine and tenant."""
     closed: Collection[str]
 
 
@@ -87,7 +98,9 @@ class Host(Protocol):
         """Tell Redis what it may not know: engines and everything that waits. Raises when it can't."""
         ...
 
-    def went_down(self, why: str) -> None: ...
+    def went_down(self, why: str, leased_until_s: float) -> None:
+        """Decide alone; until then by the process's clock nobody takes it for gone."""
+        ...
 
     def came_back(self) -> None:
         """Redis takes beats again: decide nothing alone from here on."""
@@ -135,8 +148,12 @@ class Keeper:
 
     @property
     def lease_sure(self) -> bool:
-        """Whether the lease cannot have run out: it was given when a beat was taken, which was after it was sent."""
-        return self._beaten_s is not None and self._clock.monotonic() < self._beaten_s + self._lease_s
+        """Whether the lease cannot have run out, nor does within a heartbeat: time for a request to reach its engine.
+
+        It was given when a beat was taken, which was after it was sent.
+        """
+        sure_s = self._lease_s - self._heartbeat_s
+        return self._beaten_s is not None and self._clock.monotonic() < self._beaten_s + sure_s
 
     async def run(self) -> None:
         """Beat and pump until cancelled."""
@@ -249,7 +266,8 @@ class Keeper:
             self._due_s = self._clock.monotonic() + RETRY_S
         else:
             self.link = Link.DOWN
-            self._host.went_down(f"{type(error).__name__}: {error}")
+            leased_until_s = 0.0 if self._beaten_s is None else self._beaten_s + self._lease_s
+            self._host.went_down(f"{type(error).__name__}: {error}", leased_until_s)
 
     def _fails(self) -> float:
         """Note a failure; for how long there was nothing else."""

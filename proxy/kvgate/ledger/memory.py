@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.base import Ask, Grant, Refusal, Ticket
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served, Ticket
 from kvgate.ledger.core import LedgerCore
+from kvgate.ledger.overrides import Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvgate.clock import Clock
-    from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView
+    from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView, TenantRules
 
 
 class MemoryTicket:
@@ -93,13 +94,14 @@ class MemoryLedger:
         self._core = LedgerCore(
             bypass_max=bypass_max, scan_depth=scan_depth, grants_max=grants_per_call_max, tie=tie
         )
+        self._overrides = Overrides()
         self._tickets: dict[str, MemoryTicket] = {}
         """Of everyone who still owes a `cancel` or `release`."""
         self._continuing = False
 
-    async def reserve(self, ask: Ask) -> Ticket | Refusal:
+    async def reserve(self, ask: Ask) -> Ticket | Refusal | RateSpent:
         answer = self._core.reserve(ask, self._clock.monotonic())
-        if isinstance(answer, Refusal):
+        if not isinstance(answer, int):
             self._announce()
             return answer
         ticket = MemoryTicket(self._core, ask.request_id, answer)
@@ -118,8 +120,20 @@ class MemoryLedger:
         self._core.reprice(request_id, costs)
         self._announce()
 
-    async def release(self, request_id: str) -> None:
-        self._end(request_id)
+    async def release(self, request_id: str, served: Served | None = None) -> None:
+        self._end(request_id, served)
+
+    async def set_tenants(self, rules: Mapping[str, TenantRules]) -> None:
+        """Raises ValueError for impossible rules, and changes nothing then."""
+        self._core.set_tenants(rules)
+        self._announce()
+
+    async def put_override(self, name: str, text: str | None, ttl_s: float) -> None:
+        """Raises ValueError for one that would be over already, and for one too many."""
+        self._overrides.put(name, text, ttl_s, self._clock.monotonic())
+
+    async def overrides(self) -> Mapping[str, tuple[str, float]]:
+        return self._overrides.current(self._clock.monotonic())
 
     async def observe(self, limits: EngineLimits) -> None:
         self._core.observe(limits)
@@ -137,15 +151,20 @@ class MemoryLedger:
         self._core.close(reason)
         self._announce()
 
+    @property
+    def lease_sure(self) -> bool:
+        """Nobody else could have it."""
+        return True
+
     def view(self) -> LedgerView:
         return self._core.view(self._clock.monotonic())
 
     def __repr__(self) -> str:
         return f"<MemoryLedger {self._core!r}>"
 
-    def _end(self, request_id: str) -> None:
+    def _end(self, request_id: str, served: Served | None = None) -> None:
         """`cancel` and `release` are one: whichever the owner calls, nothing of the request stays behind."""
-        self._core.end(request_id)
+        self._core.end(request_id, served)
         ticket = self._tickets.pop(request_id, None)
         if ticket is not None:
             ticket.decide(None)

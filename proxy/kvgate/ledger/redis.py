@@ -12,13 +12,15 @@ What it promises beside the contract of `base.Ledger`:
 * `reserve` returns within two timeouts of a call whatever Redis does. While Redis is away it queues here.
 * Cancelling a caller at any await leaves nothing behind: the change was made here before the first await, what
   Redis may still have is withdrawn in the background, and what even that misses goes with the next beat.
-* A decision can be late, it is never lost: grants that the stream did not bring are found at the next beat, and
+* Limits, guarantees, turns and budgets are those of the pool, over all processes. The rules are those that any of
+  them was told last.
+* A decision can be late, it is never lost: grants that the stream did not bring are found within four beats, and
   requests of which nothing was heard for some seconds are asked for again, at their place.
 
-`view` is of the last heartbeat (at most one interval old): engines, queue and totals are the pool's, over all
-processes, as Redis counts them; whether an engine accepts work is this process's own view of it; `pinned_by` is
-a request id for own requests and a wire id for others'. While Redis is away it shows what this process holds
-and queues. `refresh` makes it exact for the moment.
+`view` is at most four heartbeats old (a second): engines, queue and totals are the pool's, over all processes, as
+Redis counts them; whether an engine accepts work is this process's own view of it; `pinned_by` is a request id for
+own requests and a wire id for others'. While Redis is away it shows what this process holds and queues. `refresh`
+makes it exact for the moment.
 """
 
 from __future__ import annotations
@@ -32,16 +34,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from kvgate.errors import ConfigError, LedgerCorrupt
-from kvgate.ledger.alone import Alone
-from kvgate.ledger.base import Ask, Grant, Refusal, Ticket
+from kvgate.errors import ChangeNotKept, ConfigError, LedgerCorrupt
+from kvgate.ledger.alone import Alone, refusal_of
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served, Ticket
 from kvgate.ledger.batching import stop
 from kvgate.ledger.connect import TROUBLE, Connection
 from kvgate.ledger.fallback import OnFailure
-from kvgate.ledger.keeper import Keeper
+from kvgate.ledger.keeper import Keeper, reassert_s
+from kvgate.ledger.kept import SharedOverrides
 from kvgate.ledger.restore import Restorer
-from kvgate.ledger.scripts import Granted, LeaseLost, LedgerScripts, Refused, Reply
+from kvgate.ledger.rules import Parts
+from kvgate.ledger.scripts import Charge, Granted, LeaseLost, LedgerScripts, Place, Refused, Reply
 from kvgate.ledger.table import Entry, Table, check_costs
+from kvgate.ledger.tenants import Tenants
+from kvgate.ledger.turns import Turns
 from kvgate.ledger.wakeups import Wakeups
 from kvgate.ledger.watch import LedgerWatch, NoWatch
 
@@ -50,7 +56,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kvgate.clock import Clock
-    from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView
+    from kvgate_policies.types import (
+        EngineLimits,
+        EngineShape,
+        EngineUse,
+        KVCost,
+        LedgerView,
+        TenantRules,
+    )
 
 T = TypeVar("T")
 
@@ -66,7 +79,9 @@ class RedisLedger:
     """A `Ledger` shared over Redis. Belongs to one event loop; lives inside `async with ledger.running()`.
 
     `url` as in `connect`; `bypass_max`, `scan_depth` and `grants_per_call_max` as in `MemoryLedger` and the
-    same in all processes of a pool. Raises ConfigError for a URL or a pool's name that can't be used.
+    same in all processes of a pool. `grace_s` is how long nothing is granted after Redis began anew or was out of
+    reach for all; left out, as long as it takes all to say what they hold. Raises ConfigError for a URL or a
+    pool's name that can't be used.
     """
 
     def __init__(
@@ -79,6 +94,7 @@ class RedisLedger:
         lease_s: float = 5.0,
         heartbeat_s: float = 0.25,
         orphan_hold_s: float = 60.0,
+        grace_s: float | None = None,
         bypass_max: int = 8,
         scan_depth: int = 4,
         grants_per_call_max: int = 16,
@@ -91,19 +107,27 @@ class RedisLedger:
         self._watch: LedgerWatch = watch or NoWatch()
         self._connection = Connection(url)
         bounds = {"bypass_max": bypass_max, "scan_depth": scan_depth, "grants_max": grants_per_call_max}
+        grace_ms = round(1000 * (reassert_s(heartbeat_s) if grace_s is None else grace_s))
         try:
             self._scripts = LedgerScripts(
                 self._connection.calls,
                 pool,
                 **bounds,
                 lease_ms=round(lease_s * 1000),
-                grace_ms=round(heartbeat_s * 3000),
+                grace_ms=grace_ms,
                 orphan_hold_ms=round(orphan_hold_s * 1000),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._table = Table()
-        self._alone = Alone(self._table, clock, OnFailure(on_failure), bounds)
+        self._alone = Alone(
+            self._table,
+            clock,
+            OnFailure(on_failure),
+            bounds,
+            orphan_hold_s=orphan_hold_s,
+            watch=self._watch,
+        )
         self._wakeups = Wakeups(
             self._scripts.stream_key,
             self.pid,
@@ -112,6 +136,7 @@ class RedisLedger:
             deliver=self._deliver,
             on_gap=self._gap,
         )
+        self._overrides = SharedOverrides(self._scripts, clock)
         self._restorer = Restorer(
             self.pid,
             pool,
@@ -120,6 +145,7 @@ class RedisLedger:
             connection=self._connection,
             scripts=self._scripts,
             wakeups=self._wakeups,
+            overrides=self._overrides,
             watch=self._watch,
             clock=clock,
         )
@@ -143,6 +169,10 @@ class RedisLedger:
     def live(self) -> int:
         """Processes that shared the pool at the last heartbeat; 0 before the first."""
         return self._keeper.live
+
+    @property
+    def lease_sure(self) -> bool:
+        return self._alone.on or self._keeper.lease_sure
 
     # life
 
@@ -183,10 +213,10 @@ class RedisLedger:
 
     # requests
 
-    async def reserve(self, ask: Ask) -> Ticket | Refusal:
+    async def reserve(self, ask: Ask) -> Ticket | Refusal | RateSpent:
         if self._closed is not None:
             return self._closed
-        entry = self._table.add(ask)
+        entry = self._table.add(ask, self._clock.monotonic())
         try:
             refusal = await self._ask_for(entry) if self.up else self._alone.reserve(entry)
         except BaseException:
@@ -195,14 +225,15 @@ class RedisLedger:
         if refusal is None:
             return entry.ticket
         if self._table.by_wire(entry.wire) is entry:
-            self._table.drop(entry, refusal)
+            self._table.drop(entry, refusal_of(refusal))
         return refusal
 
     async def cancel(self, request_id: str) -> None:
         await self._end(request_id)
 
-    async def release(self, request_id: str) -> None:
-        await self._end(request_id)
+    async def release(self, request_id: str, served: Served | None = None) -> None:
+        """While Redis is away only this process hears what was `served`: that correction is lost."""
+        await self._end(request_id, served)
 
     async def renew(self, request_id: str, cost: KVCost) -> None:
         check_costs([cost])
@@ -213,7 +244,8 @@ class RedisLedger:
         self._alone.renew(entry)
         if self.up and entry.counted is not None and self._is_worth_a_call(entry.grant, entry.counted):
             freed, entry.counted = entry.counted - cost, cost
-            await self._give_back(entry.grant.engine_id, freed, reservations=0)
+            entry.give_back(cost)
+            await self._give_back(entry.grant, freed, reservations=0)
 
     async def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
         check_costs(costs.values())
@@ -226,6 +258,35 @@ class RedisLedger:
             await self._call("reprice", self._scripts.reprice(self.pid, entry.wire, entry.ask.costs))
         else:
             entry.repriced = True
+
+    # tenants
+
+    async def set_tenants(self, rules: Mapping[str, TenantRules]) -> None:
+        """Raises ValueError for impossible rules and names. While Redis is away they hold here, and are told when it
+        is back.
+        """
+        Tenants(Turns()).set_rules(rules)  # as the ledger in memory checks them
+        self._restorer.rules = Parts.of(rules)
+        self._alone.set_tenants(rules)
+        if self.up:
+            await self._call("set_tenants", self._scripts.set_tenants(self._restorer.rules))
+
+    async def put_override(self, name: str, text: str | None, ttl_s: float) -> None:
+        """Raises ChangeNotKept while Redis is away, and ValueError as the ledger in memory does."""
+        self._overrides.check(name, text, ttl_s)
+        address = self._connection.address
+        if not self.up:
+            raise ChangeNotKept(f"Redis at {address} is away: {name} was not changed")
+        try:
+            await self._overrides.put(name, text, ttl_s)
+        except TROUBLE as error:
+            self._keeper.trouble(error)
+            raise ChangeNotKept(f"Redis at {address} did not answer: {name} may be changed or not") from error
+
+    async def overrides(self) -> Mapping[str, tuple[str, float]]:
+        """While Redis is away, those that were known last, as long as they hold."""
+        found = await self._call("overrides", self._overrides.read()) if self.up else None
+        return self._overrides.seen() if found is None else found
 
     # engines
 
@@ -259,7 +320,7 @@ class RedisLedger:
         """
         if engine_id not in self._table.limits:
             return
-        self._alone.gauge(engine_id, blocks_in_use)
+        self._alone.gauge(engine_id, blocks_in_use, seqs)
         if self.up:
             await self._call("settle", self._scripts.settle(engine_id, blocks_in_use, seqs))
 
@@ -312,14 +373,14 @@ class RedisLedger:
 
     # the ways of one request
 
-    async def _ask_for(self, entry: Entry) -> Refusal | None:
+    async def _ask_for(self, entry: Entry) -> Refusal | RateSpent | None:
         """Ask Redis for it. None: it is queued, there or (if Redis was away just now) only here."""
         entry.asked_s, entry.unsure = self._clock.monotonic(), True
         answer = await self._call("reserve", self._scripts.reserve(self.pid, entry.ask, ack=self._table.ack))
         if answer is None:
             return None
         reply, found = answer
-        if isinstance(found, Refusal):
+        if not isinstance(found, Place):
             if reply.epoch != self._keeper.epoch:
                 return None  # of an epoch that knows nothing yet: it will be asked for again
             entry.unsure = False
@@ -329,25 +390,31 @@ class RedisLedger:
             self._table.placed(entry, found)
         return None
 
-    async def _end(self, request_id: str) -> None:
+    async def _end(self, request_id: str, served: Served | None = None) -> None:
         """`cancel` and `release` are one: whichever the owner calls, nothing of the request stays behind."""
         entry = self._table.get(request_id)
         if entry is not None:
             self._table.drop(entry)
-            self._alone.finish(entry)
-            await self._tell_end(entry)
+            self._alone.finish(entry, served)
+            await self._tell_end(entry, served)
 
-    async def _tell_end(self, entry: Entry) -> None:
+    async def _tell_end(self, entry: Entry, served: Served | None = None) -> None:
         if entry.grant is None:
             await self._withdraw(entry)
         elif self.up and entry.counted is not None:
-            await self._give_back(entry.grant.engine_id, entry.counted)
+            charge = None if served is None else charge_of(entry.grant, served)
+            await self._give_back(entry.grant, entry.counted, charge=charge)
+        else:
+            self._table.ended_untold(entry)
 
-    async def _give_back(self, engine_id: str, cost: KVCost, reservations: int = 1) -> None:
+    async def _give_back(
+        self, grant: Grant, cost: KVCost, *, reservations: int = 1, charge: Charge | None = None
+    ) -> None:
         rel = self._table.next_rel()
-        await self._call(
-            "release", self._scripts.release(self.pid, rel, engine_id, cost, reservations=reservations)
+        call = self._scripts.release(
+            self.pid, rel, grant.engine_id, grant.tenant, cost, reservations=reservations, charge=charge
         )
+        await self._call("release", call)
 
     async def _withdraw(self, entry: Entry) -> None:
         """Take one out of the queue; if a grant crossed it, fetch that, and so give it back."""
@@ -397,9 +464,8 @@ class RedisLedger:
             self._stray()
         else:
             own.unsure = False
-            self._table.placed(own, entry.seq)
-            grant = Grant(own.request_id, entry.engine_id, entry.shape, entry.cost, entry.seq)
-            self._table.hold(own, grant, counted=entry.cost)
+            self._table.placed(own, Place(entry.seq, entry.rank))
+            self._table.hold(own, own.granted(entry), counted=entry.cost)
             self._alone.finish(own)
 
     def _still_holds(self, granted: Granted, own: Entry) -> bool:
@@ -445,6 +511,15 @@ class RedisLedger:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("work of the ledger in the background failed", exc_info=task.exception())
+
+
+def charge_of(grant: Grant, served: Served) -> Charge:
+    """What it took beyond what was charged, where it was charged: one that started without a turn was not charged
+    to its flow, and one that would have been refused not to the budgets.
+    """
+    work = served.work - grant.work
+    tokens = 0 if isinstance(grant.forced, Refusal) else served.tokens - grant.tokens
+    return Charge(grant.priority, work, work if grant.forced is None else 0, tokens)
 
 
 __all__ = ["LedgerWatch", "OnFailure", "RedisLedger"]

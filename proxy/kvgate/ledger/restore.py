@@ -5,8 +5,10 @@ restart of Redis, a lost lease or a gap in the stream: the engines this process 
 each at the place it had. Asking again for one that is queued, or whose grant is on its way, changes nothing
 there, so all of it may be told as often as there is doubt.
 
-Two small duties ride the heartbeat as well: withdrawing what Redis may have queued although nobody waits for it
-here, and the *patrol*, which asks again for those of whom nothing was heard for `PATROL_S`.
+A heartbeat is one call, and withdraws what Redis may have queued although nobody waits for it here, if there is
+any such. What can wait for a second is done with every fourth, in a *round*: a look at the pool, at the stream in
+case the connection that reads it is dead, and the *patrol*, which asks again for those of whom nothing was heard for
+`PATROL_S`.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.base import Refusal
+from kvgate.ledger.alone import refusal_of
 from kvgate.ledger.keeper import Claim
-from kvgate.ledger.scripts import LeaseLost
+from kvgate.ledger.scripts import LeaseLost, Place
 from kvgate_policies.types import LedgerView
 
 if TYPE_CHECKING:
     from kvgate.clock import Clock
     from kvgate.ledger.alone import Alone
     from kvgate.ledger.connect import Connection
+    from kvgate.ledger.kept import SharedOverrides
+    from kvgate.ledger.rules import Parts
     from kvgate.ledger.scripts import BeatReply, LedgerScripts
     from kvgate.ledger.table import Entry, Table
     from kvgate.ledger.wakeups import Wakeups
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
 
 PATROL_S = 5.0
 """After which one that waits is asked for again, in case Redis lost it without a sign."""
-PATROL_MAX = 32
-"""Asked for again with one beat: a queue of 600 is gone through in `PATROL_S`."""
+PATROL_MAX = 128
+"""Asked for again in one round: a queue of 640 is gone through in `PATROL_S`."""
+BEATS_PER_ROUND = 4
+"""By default a round is made every second."""
 ROUNDS_MAX = 64
 """Of telling what came while the last round was under way."""
 
@@ -52,6 +58,7 @@ class Restorer:
         connection: Connection,
         scripts: LedgerScripts,
         wakeups: Wakeups,
+        overrides: SharedOverrides,
         watch: LedgerWatch,
         clock: Clock,
     ) -> None:
@@ -62,11 +69,15 @@ class Restorer:
         self._connection = connection
         self._scripts = scripts
         self._wakeups = wakeups
+        self._overrides = overrides
         self._watch = watch
         self._clock = clock
         self._checked = False
         self._epoch = ""
         self._live = 0
+        self._beats = 0
+        self.rules: Parts | None = None
+        """Of the tenants, as this process was told last; None before."""
         self.seen = LedgerView(mode="redis")
         """The pool at the last heartbeat."""
 
@@ -79,7 +90,7 @@ class Restorer:
 
     async def look(self) -> None:
         self.seen = await self._scripts.view()
-        self._table.queued_everywhere = self.seen.queued
+        self._table.queued_everywhere = {use.name: use.queued for use in self.seen.tenants}
 
     # the heartbeat
 
@@ -89,19 +100,29 @@ class Restorer:
 
     async def prepare(self, *, up: bool) -> None:
         await self.check()
+        self._beats += 1
         if not up:
             await self._wakeups.check_order()
-        await self._wakeups.catch_up()
+        if not up or self._is_round:
+            await self._wakeups.catch_up()
+
+    @property
+    def _is_round(self) -> bool:
+        return self._beats % BEATS_PER_ROUND == 0
 
     async def beaten(self, reply: BeatReply, *, up: bool) -> None:
+        self._table.claim_taken()
         self._live = reply.live
+        self._table.redis_ahead_s = reply.now_ms / 1000 - self._clock.monotonic()
         if reply.epoch != self._epoch:
+            self._overrides.lost |= bool(self._epoch)
             self._epoch = reply.epoch
             self._wakeups.start_at(reply.now_ms)
         if reply.lease_new:
             self._table.ack = max(self._table.ack, reply.gseq)  # what was granted before went with the lease
         if up:
             await self._withdraw_doubtful()
+        if up and self._is_round:
             await self._patrol()
             await self.look()
 
@@ -122,8 +143,9 @@ class Restorer:
     # after doubt
 
     async def restore(self) -> None:
-        """Engines first, then everyone that waits, until nobody is left who came meanwhile."""
+        """Engines and rules first, then everyone that waits, until nobody is left who came meanwhile."""
         await self._tell_engines()
+        await self._tell_rules()
         await self._withdraw_doubtful()
         told: set[str] = set()
         for _ in range(ROUNDS_MAX):
@@ -141,19 +163,27 @@ class Restorer:
             await self._scripts.forget(self._pid, engine_id)
             self._table.forgotten.discard(engine_id)
 
+    async def _tell_rules(self) -> None:
+        if self.rules is not None:
+            await self._scripts.set_tenants(self.rules)
+        await self._overrides.tell_again()
+
     async def _tell(self, entry: Entry) -> None:
         """Ask for one that waits, at its place; a refusal is for the one who waits."""
-        entry.asked_s, entry.unsure = self._clock.monotonic(), True
-        reply, found = await self._scripts.reserve(self._pid, entry.again(), ack=self._table.ack)
+        now_s = self._clock.monotonic()
+        entry.asked_s, entry.unsure = now_s, True
+        reply, found = await self._scripts.reserve(
+            self._pid, entry.again(now_s), ack=self._table.ack, admitted=True
+        )
         if reply.epoch != self._epoch:
             raise LeaseLost(self._pid, reply.epoch)
         entry.unsure = False
         if self._table.by_wire(entry.wire) is not entry:
-            if not isinstance(found, Refusal):
+            if isinstance(found, Place):
                 self._table.doubt(entry.wire)
-        elif isinstance(found, Refusal):
+        elif not isinstance(found, Place):
             if entry.grant is None:
-                self._table.drop(entry, found)
+                self._table.drop(entry, refusal_of(found))
         elif entry.grant is None:
             self._table.placed(entry, found)
             await self._tell_price(entry)
@@ -166,8 +196,8 @@ class Restorer:
 
     # who decides
 
-    def went_down(self, why: str) -> None:
-        self._alone.begin(self._live)
+    def went_down(self, why: str, leased_until_s: float) -> None:
+        self._alone.begin(self._live, leased_until_s)
         log.warning(
             "Redis at %s is away (%s): the ledger's mode is %s",
             self._connection.address,

@@ -10,17 +10,19 @@ What a process owes:
   `LeaseLost` from the verbs that need one.
 * Its own table is the truth. It applies a release or a change there first, then calls `release` with the next
   number `rel`; a beat carries the highest `rel` that its sums already contain. So calls that arrive late, twice
-  or not at all do no harm: the next beat puts the sums right. Calls should leave in the order they were made.
+  or not at all do no harm: the next beat puts the sums right. Calls should leave in the order they were made. Only
+  what a lost release would have corrected of its tenant's charges is lost with it.
 * It counts only what the server knows: a reservation that was made without the server (while it was away) must
   be in a beat before it is released here.
 * Grants and late refusals come over the stream `stream_key` only, also those decided within the `reserve`
   (`read_entry`). `ack` of a beat is the `gseq` of the last grant read. Grants above it are counted beside the
   sums; a grant that was read and is not in the sums is thereby given back.
 * When `epoch` of an answer changes, the server began with nothing: read the stream from its beginning, beat,
-  observe every engine, and reserve again whatever waits, with its old `seq`. `BeatReply.lease_new` asks for the
-  same (but for the stream): the process was taken for gone and its waiters with it. So does a beat whose answer
-  was lost, since it may have said so. A grant that was on its way then is still counted, unless its engine showed
-  its blocks free meanwhile; a process that reads and keeps it counts it with its next beat.
+  observe every engine, set the rules of the tenants, and reserve again whatever waits, at its old place.
+  `BeatReply.lease_new` asks for the same (but for the stream): the process was taken for gone and its waiters with
+  it. So does a beat whose answer was lost, since it may have said so. A grant that was on its way then is still
+  counted, unless its engine showed its blocks free meanwhile; a process that reads and keeps it counts it with its
+  next beat.
 * `unfinished`: there is more to decide than one call does; send `pump` soon.
 """
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -47,14 +50,24 @@ from kvgate.ledger.answers import (
     holding_of,
     orphan_of,
     read_entry,
+    tenant_use_of,
     text_of,
     totals_of,
     use_of,
     waiting_of,
 )
-from kvgate.ledger.base import Ask, Refusal
+from kvgate.ledger.base import Ask, RateSpent, Refusal
 from kvgate.ledger.lua import read_scripts
-from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView
+from kvgate.ledger.rules import Parts
+from kvgate_policies.types import (
+    CLASSES,
+    TENANTS_SHOWN_MAX,
+    EngineLimits,
+    EngineShape,
+    KVCost,
+    LedgerView,
+    PriorityClass,
+)
 
 
 class Client(Protocol):
@@ -71,14 +84,34 @@ class LeaseLost(KvgateError):
         self.epoch = epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands in its flow; kept when it has to queue again."""
+
+    seq: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """By how much what a request took differs from what it was charged for."""
+
+    priority: PriorityClass
+    work: int
+    work_of_turn: int
+    """0 for a request that started without a turn."""
+    tokens: int
+    """0 for one that was not charged to the budgets."""
+
+
 class LedgerScripts:
     """The verbs. Not bound to an event loop; any number of calls may be under way.
 
     `bypass_max`, `scan_depth` and `grants_max` are the bounds of the grant loop, as in `MemoryLedger`.
-    `grace_ms` is how long nothing is granted in a new epoch: two beats and a margin. `orphan_hold_ms` is the
-    longest that the sums of a process that is gone are counted; `settle_gap_ms` is the least time between two
-    readings of an engine's gauge that are taken as two: half the usual second between scrapes, since each
-    process reads for itself.
+    `grace_ms` is how long nothing is granted in a new epoch, and after nobody was heard for as long: until all could
+    say what they hold (`keeper.reassert_s`). `orphan_hold_ms` is the longest that the sums of a process that is gone
+    are counted; `settle_gap_ms` is the least time between two readings of an engine's gauge that are taken as two:
+    half the usual second between scrapes, since each process reads for itself.
 
     All raise `LeaseLost` where they say so, ValueError for what must not be sent, LedgerCorrupt when the server
     refused a change that would take a sum below zero (the next beat puts it right), and the client's own
@@ -122,16 +155,22 @@ class LedgerScripts:
     # the process
 
     async def beat(
-        self, pid: str, *, ack: int, rel: int, sums: Mapping[str, Sums], closed: Collection[str]
+        self,
+        pid: str,
+        *,
+        ack: int,
+        rel: int,
+        sums: Mapping[tuple[str, str], Sums],
+        closed: Collection[str],
     ) -> BeatReply:
         """Take or renew the lease, and say what the process holds and which engines it does not use now.
 
-        Sums are absolute: an engine that is not named has none. A beat that is older than what the server knows
-        of the process (by `ack` or `rel`) renews the lease and sets `closed`, no more.
+        Sums are by engine and tenant, and absolute: what is not named has none. A beat that is older than what the
+        server knows of the process (by `ack` or `rel`) renews the lease and sets `closed`, no more.
         """
         words: list[str | int] = [ack, rel, *_counted(closed)]
-        for engine_id, held in sums.items():
-            words += [_name(engine_id), *_parts(held.cost), held.reservations]
+        for (engine_id, tenant), held in sums.items():
+            words += [_name(engine_id), _name(tenant), *_parts(held.cost), held.reservations]
         _check_numbers(ack, rel, *(held.reservations for held in sums.values()))
         reply, rest = await self._ask("beat", pid, *words)
         return BeatReply(
@@ -150,37 +189,53 @@ class LedgerScripts:
 
     # requests
 
-    async def reserve(self, pid: str, ask: Ask, *, ack: int | None = None) -> tuple[Reply, int | Refusal]:
+    async def reserve(
+        self, pid: str, ask: Ask, *, ack: int | None = None, admitted: bool = False
+    ) -> tuple[Reply, Place | Refusal | RateSpent]:
         """Enqueue and run the grant loop; the place in the order, or why not.
 
         Sent again for one that is queued or was granted, it answers the same place and changes nothing. `ack`
         (as in a beat) tells the one case apart that looks alike: a grant up to `ack` was read, so this is the
-        request's next turn. Without `ack` an ask with a `seq` is always taken as a next turn.
+        request's next turn. Without `ack` an ask with a `seq` is always taken as a next turn. `admitted`: it was let
+        in by its process while Redis was away, and is charged to its tenant's budgets, but not refused for them, nor
+        for the depth of the queue.
 
-        Raises LeaseLost, and ValueError for a negative cost or an id that another process has queued.
+        Raises LeaseLost, and ValueError for a negative number or an id that another process has queued.
         """
         depth = min(max(ask.queue_depth_max, 0), _INTEGER_MAX)
-        seq = "" if ask.seq is None else ask.seq
-        words = [_name(ask.request_id), seq, depth, "" if ack is None else ack]
-        reply, rest = await self._ask("reserve", pid, *words, *_counted(ask.avoid), *_prices(ask.costs))
-        answer = text_of(rest[0])
-        if answer == "taken":
-            raise ValueError(f"request {ask.request_id} is queued by another process")
-        return reply, int(rest[1]) if answer == "queued" else Refusal(answer)
+        _check_numbers(ask.work, ask.tokens, ask.rank, ask.rank_in_ms or 0, ask.seq or 0)
+        words = (_name(ask.request_id), _or_none(ask.seq), depth, _or_none(ack))
+        charged = (_name(ask.tenant), class_number(ask.priority), ask.work, ask.tokens)
+        order = (_or_none(ask.rank_in_ms), ask.rank, int(ask.force), int(admitted))
+        reply, rest = await self._ask(
+            "reserve", pid, *words, *charged, *order, *_counted(ask.avoid), *_prices(ask.costs)
+        )
+        return reply, _answer(ask, [text_of(word) for word in rest])
 
     async def release(
-        self, pid: str, rel: int, engine_id: str, cost: KVCost, *, reservations: int = 1
+        self,
+        pid: str,
+        rel: int,
+        engine_id: str,
+        tenant: str,
+        cost: KVCost,
+        *,
+        reservations: int = 1,
+        charge: Charge | None = None,
     ) -> Reply:
         """Give back what a reservation has; with `reservations=0`, the part by which its cost became smaller.
 
-        That part may be negative where the cost grew. `rel` counts the calls of a process from 1; one that is
-        not above the last known is a repetition and changes nothing. Raises LeaseLost.
+        That part may be negative where the cost grew. `charge` corrects what the tenant was charged at the grant.
+        `rel` counts the calls of a process from 1; one that is not above the last known is a repetition and
+        changes nothing. Raises LeaseLost.
         """
         if reservations not in {0, 1} or (reservations and _lowest(cost) < 0):
             raise ValueError(f"not a reservation to give back: {cost} of {reservations}")
-        _check_numbers(rel)
-        words = (rel, _name(engine_id), cost.blocks, cost.seqs, cost.prefill_tokens, reservations)
-        return (await self._ask("release", pid, *words))[0]
+        charge = charge or _NO_CHARGE
+        _check_numbers(rel, abs(charge.work), abs(charge.work_of_turn), abs(charge.tokens))
+        parts = (cost.blocks, cost.seqs, cost.prefill_tokens, reservations)
+        words = (class_number(charge.priority), charge.work, charge.work_of_turn, charge.tokens)
+        return (await self._ask("release", pid, rel, _name(engine_id), _name(tenant), *parts, *words))[0]
 
     async def cancel(self, pid: str, rid: str) -> tuple[Reply, bool]:
         """Leave the queue. False: it is not there; if a grant for it is on its way, the process owes its end.
@@ -220,14 +275,50 @@ class LedgerScripts:
         return (await self._ask("void", pid, _name(engine_id)))[0]
 
     async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> Reply:
-        """What the engine's gauge shows: orphaned sums shrink to what is in use beyond the live ones.
+        """What the engine's gauges show: blocks in use, sequences there.
 
-        Two readings in a row decide, the larger of them; an excess of no more than a hundredth of the engine
-        is none, and the orphaned sums go altogether.
+        All orphaned sums of the engine go when two readings in a row show next to nothing beyond the live ones;
+        never a part of them, which a process that is only cut off would fill up again.
         """
         _check_numbers(blocks_in_use, seqs or 0)
         told = [] if seqs is None else [seqs]
         return (await self._ask("settle", "", _name(engine_id), blocks_in_use, *told))[0]
+
+    # tenants
+
+    async def set_tenants(self, parts: Parts) -> Reply:
+        """Make these the rules of the pool's tenants. One call when they are already, else one more for each part.
+
+        Raises KvgateError when other processes said something else again and again meanwhile.
+        """
+        wanted = -1
+        for _ in range(2 + 4 * len(parts.rows)):
+            words = parts.rows[wanted] if 0 <= wanted < len(parts.rows) else ()
+            reply, rest = await self._ask("set_tenants", "", parts.digest, wanted, len(parts.rows), *words)
+            wanted = int(rest[0])
+            if wanted < 0:
+                return reply
+        raise KvgateError("other processes keep changing the rules of the tenants")
+
+    async def override(self, name: str, text: str | None, ttl_ms: int, *, keep: bool = False) -> Reply:
+        """Hold a text under a name until `ttl_ms` is over; None ends it. With `keep`, one that is there stays.
+
+        Raises ValueError for an empty text, and for one name too many.
+        """
+        _check_numbers(max(ttl_ms, 0))
+        if text == "":
+            raise ValueError("the text of an override is not empty")
+        try:
+            return (await self._ask("override", "", _name(name), text or "", max(ttl_ms, 0), int(keep)))[0]
+        except ResponseError as error:
+            if str(error).startswith("TOOMANY"):
+                raise ValueError(str(error)) from error
+            raise
+
+    async def overrides(self) -> dict[str, tuple[str, float]]:
+        """The texts that hold now, each with the seconds that are left."""
+        _, rest = await self._ask("overrides", "")
+        return {text_of(name): (text_of(text), int(left_ms) / 1000) for name, text, left_ms in rest[0]}
 
     # the whole
 
@@ -240,21 +331,22 @@ class LedgerScripts:
         _, rest = await self._ask("reap", "")
         return [text_of(pid) for pid in rest[0]]
 
-    async def ahead(self, seqs: Sequence[int]) -> list[int]:
-        """How many stand before each of these places in the queue."""
-        _check_numbers(*(abs(seq) for seq in seqs))
-        _, rest = await self._ask("ahead", "", *seqs)
+    async def ahead(self, rids: Sequence[str]) -> list[int]:
+        """How many stand before each of these requests in its flow; 0 for one that does not wait."""
+        _, rest = await self._ask("ahead", "", *(_name(rid) for rid in rids))
         return [int(number) for number in rest[0]]
 
-    async def view(self) -> LedgerView:
+    async def view(self, tenants_max: int = TENANTS_SHOWN_MAX) -> LedgerView:
         """A consistent snapshot. An engine accepts when one live process uses it; it is listed while one knows it."""
-        _, (queued, oldest_ms, engines, totals) = await self._ask("view", "")
+        _check_numbers(tenants_max)
+        _, (queued, oldest_ms, engines, totals, tenants) = await self._ask("view", "", tenants_max)
         return LedgerView(
             engines=tuple(use_of(row) for row in engines),
             queued=int(queued),
             oldest_wait_s=int(oldest_ms) / 1000,
             mode="redis",
             totals=totals_of(totals),
+            tenants=tuple(tenant_use_of(row) for row in tenants),
         )
 
     async def verify(self) -> list[str]:
@@ -304,6 +396,30 @@ _INTEGER_MAX = (1 << 53) - 1
 """Numbers in the scripts are doubles, which are exact to here."""
 
 
+_NO_CHARGE = Charge(PriorityClass.STANDARD, 0, 0, 0)
+
+
+def class_number(priority: PriorityClass) -> int:
+    """1 for the class that is served first."""
+    return CLASSES.index(priority) + 1
+
+
+def _or_none(number: int | None) -> int | str:
+    return "" if number is None else number
+
+
+def _answer(ask: Ask, words: Sequence[str]) -> Place | Refusal | RateSpent:
+    match words:
+        case ["queued", seq, rank]:
+            return Place(int(seq), int(rank))
+        case ["rate", "tokens_per_minute" | "requests_per_minute" as budget, after_ms]:
+            return RateSpent(int(after_ms) / 1000, budget)
+        case ["taken"]:
+            raise ValueError(f"request {ask.request_id} is queued by another process")
+        case _:
+            return Refusal(words[0])
+
+
 def _name(text: str) -> str:
     """An id that may stand in a key of a hash. Raises ValueError for control characters, which separate there."""
     if not text or not text.isprintable():
@@ -342,6 +458,7 @@ def _lowest(cost: KVCost) -> int:
 
 __all__ = [
     "BeatReply",
+    "Charge",
     "Client",
     "Granted",
     "Holding",
@@ -349,6 +466,7 @@ __all__ = [
     "LeaseLost",
     "LedgerScripts",
     "Orphan",
+    "Place",
     "Refused",
     "Reply",
     "Sums",

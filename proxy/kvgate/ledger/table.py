@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvgate.ledger.base import Ask, Grant, Refusal
@@ -20,9 +20,9 @@ from kvgate.ledger.scripts import Sums
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from kvgate.ledger.scripts import Granted
+    from kvgate.ledger.scripts import Granted, Place
 
 DOUBTFUL_MAX = 4096
 """Withdrawals to be repeated: more than a process can have queued when Redis goes away."""
@@ -47,8 +47,8 @@ class OwnTicket:
 
     @property
     def position(self) -> int:
-        """How many are ahead; where other processes queue too, an estimate from this process's own."""
-        return 0 if self._decided.is_set() else self._table.position(self.seq)
+        """How many are ahead in its flow; where other processes queue too, an estimate from this process's own."""
+        return 0 if self._decided.is_set() else self._table.position(self._request_id)
 
     @property
     def decision(self) -> Grant | Refusal | None:
@@ -80,6 +80,10 @@ class Entry:
     ticket: OwnTicket
     number: int
     """Order of arrival in this process."""
+    rank: int = 0
+    """Its place in its flow before `seq`, once Redis gave it."""
+    since_s: float = 0.0
+    """When it came."""
     placed: bool = False
     """`ticket.seq` is a place that Redis gave; else it is a guess."""
     asked_s: float | None = None
@@ -90,22 +94,54 @@ class Entry:
     """The prices changed while Redis could not be told."""
     grant: Grant | None = None
     counted: KVCost | None = None
-    """What is in Redis's sums for it; None while Redis does not know of the grant."""
+    """What is in Redis's sums for it, if all went well; None while Redis was not told of the grant."""
+    known: KVCost | None = None
+    """What Redis surely has in its sums for it: of a grant that it gave, or a heartbeat that it took."""
 
     @property
     def wire(self) -> str:
         return self.ask.request_id
 
     @property
+    def flow(self) -> tuple[str, str]:
+        return self.ask.priority, self.ask.tenant
+
+    @property
     def place(self) -> tuple[int, int]:
-        """Sorts as the queue does."""
+        """Sorts as the arrivals do."""
         return self.ticket.seq, self.number
 
-    def again(self) -> Ask:
-        """The ask to send when it may be there already: at its place, and it was counted at the door."""
-        return replace(
-            self.ask, seq=self.ticket.seq if self.placed else self.ask.seq, queue_depth_max=1 << 40
+    def give_back(self, left: KVCost | None) -> None:
+        """Redis is told, or may not be, that no more than `left` is held."""
+        if self.known is not None and left is not None:
+            parts = zip(astuple(self.known), astuple(left), strict=True)
+            self.known = KVCost(*(min(pair) for pair in parts))
+
+    def granted(self, granted: Granted) -> Grant:
+        """The grant that was read for it."""
+        ask = self.ask
+        return Grant(
+            self.request_id,
+            granted.engine_id,
+            granted.shape,
+            granted.cost,
+            granted.seq,
+            ask.tenant,
+            ask.priority,
+            ask.work,
+            ask.tokens,
+            granted.rank,
+            granted.forced,
         )
+
+    def again(self, now_s: float = 0.0) -> Ask:
+        """The ask to send when it may be there already: at its place, or with what is left of its time."""
+        if self.placed:
+            return replace(self.ask, seq=self.ticket.seq, rank=self.rank)
+        if self.ask.rank_in_ms is None:
+            return self.ask
+        waited_ms = round(1000 * (now_s - self.since_s))
+        return replace(self.ask, rank_in_ms=max(self.ask.rank_in_ms - waited_ms, 0))
 
 
 @dataclass(slots=True)
@@ -120,16 +156,22 @@ class Table:
     """The engines that this process knows."""
     forgotten: set[str] = field(default_factory=set[str])
     """Those it knew, and Redis was not told yet that it does no more."""
-    queued_everywhere: int = 0
-    """The length of the shared queue when last seen."""
+    queued_everywhere: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By tenant, how many waited in all processes when last seen."""
+    redis_ahead_s: float = 0.0
+    """By how much the clock of Redis is ahead of this process's own, when last heard."""
     _doubtful: dict[str, int] = field(default_factory=dict[str, int])
     """Wire ids that do not wait here and that Redis may still queue, or queue late; how often to withdraw each."""
+    _untold: dict[str, KVCost] = field(default_factory=dict[str, KVCost])
+    """By engine, of those that ended here since the last claim was taken without Redis's being told."""
+    _claimed: list[tuple[Entry, KVCost]] = field(default_factory=list[tuple[Entry, KVCost]])
+    """What the last claim had of each."""
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _by_wire: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _seq_seen: int = -1
 
-    def add(self, ask: Ask) -> Entry:
+    def add(self, ask: Ask, now_s: float = 0.0) -> Entry:
         """Enter a request that waits. Raises ValueError for one that is here already, or a negative cost."""
         if ask.request_id in self._entries:
             raise ValueError(f"request {ask.request_id} is queued or holds a reservation already")
@@ -139,7 +181,7 @@ class Table:
         self.saw(seq)
         ticket = OwnTicket(self, ask.request_id, seq)
         wired = replace(ask, request_id=f"{ask.request_id}~{number}")
-        entry = Entry(ask.request_id, wired, ticket, number, placed=ask.seq is not None)
+        entry = Entry(ask.request_id, wired, ticket, number, ask.rank, now_s, placed=ask.seq is not None)
         self._entries[ask.request_id] = self._by_wire[wired.request_id] = entry
         return entry
 
@@ -160,13 +202,13 @@ class Table:
         """Guesses for new places go on from the highest seen."""
         self._seq_seen = max(self._seq_seen, seq)
 
-    def placed(self, entry: Entry, seq: int) -> None:
-        entry.ticket.seq, entry.placed = seq, True
-        self.saw(seq)
+    def placed(self, entry: Entry, place: Place) -> None:
+        entry.ticket.seq, entry.rank, entry.placed = place.seq, place.rank, True
+        self.saw(place.seq)
 
     def hold(self, entry: Entry, grant: Grant, counted: KVCost | None) -> None:
         """It waits no longer: announce its grant. `counted` as in `Entry`."""
-        entry.grant, entry.counted = grant, counted
+        entry.grant, entry.counted, entry.known = grant, counted, counted
         entry.ticket.decide(grant)
 
     def drop(self, entry: Entry, decision: Refusal | None = None) -> None:
@@ -189,10 +231,20 @@ class Table:
         return wires
 
     def waiting(self) -> list[Entry]:
-        """In the order of the queue."""
+        """In the order in which they came."""
         waiting = [entry for entry in self._entries.values() if entry.grant is None]
         waiting.sort(key=lambda entry: entry.place)
         return waiting
+
+    def depth(self, tenant: str) -> int:
+        """How many of a tenant wait here."""
+        return sum(entry.grant is None and entry.ask.tenant == tenant for entry in self._entries.values())
+
+    def rank(self, entry: Entry) -> int:
+        """Its rank by the clock of Redis: what Redis gave, or would have given when it came."""
+        if entry.placed or entry.ask.rank_in_ms is None:
+            return entry.rank
+        return int(1000 * (entry.since_s + self.redis_ahead_s)) + entry.ask.rank_in_ms
 
     def held(self, engine_id: str | None = None) -> list[Entry]:
         """Those that hold a reservation, on any engine or on one."""
@@ -206,27 +258,59 @@ class Table:
         """What is held there is void; the later releases of it find nothing."""
         for entry in self.held(engine_id):
             self.drop(entry)
+        self._untold.pop(engine_id, None)
 
-    def claim(self) -> dict[str, Sums]:
-        """The sums for a heartbeat that leaves now; what they contain is counted from here on."""
-        sums: dict[str, Sums] = {}
+    def claim(self) -> dict[tuple[str, str], Sums]:
+        """The sums by engine and tenant for a heartbeat that leaves now; what they contain is counted from here on."""
+        sums: dict[tuple[str, str], Sums] = {}
+        self._claimed = []
         for entry in self._entries.values():
             grant = entry.grant
             if grant is not None:
                 entry.counted = grant.cost
-                before = sums.get(grant.engine_id, _NOTHING)
-                sums[grant.engine_id] = Sums(before.cost + grant.cost, before.reservations + 1)
+                self._claimed.append((entry, grant.cost))
+                key = grant.engine_id, grant.tenant
+                before = sums.get(key, _NOTHING)
+                sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
         return sums
+
+    def claim_taken(self) -> None:
+        """The heartbeat with the last claim was taken."""
+        for entry, cost in self._claimed:
+            entry.known = cost
+            entry.give_back(entry.counted)  # what was given back since
+        self._claimed = []
+        self._untold.clear()
+
+    def known(self) -> dict[str, KVCost]:
+        """What Redis surely counts for this process on each engine."""
+        sums = dict(self._untold)
+        for entry in self._entries.values():
+            if entry.grant is not None and entry.known is not None:
+                engine_id = entry.grant.engine_id
+                sums[engine_id] = sums.get(engine_id, ZERO_COST) + entry.known
+        return sums
+
+    def ended_untold(self, entry: Entry) -> None:
+        """It left the table, and nobody tries to tell Redis."""
+        if entry.grant is not None and entry.known is not None:
+            engine_id = entry.grant.engine_id
+            self._untold[engine_id] = self._untold.get(engine_id, ZERO_COST) + entry.known
 
     def next_rel(self) -> int:
         self.rel += 1
         return self.rel
 
-    def position(self, seq: int) -> int:
-        """Own requests ahead, scaled to the whole queue where other processes queue in it too."""
-        own = [entry.ticket.seq for entry in self._entries.values() if entry.grant is None]
-        ahead = sum(1 for other in own if other < seq)
-        return ahead if self.queued_everywhere <= len(own) else ahead * self.queued_everywhere // len(own)
+    def position(self, request_id: str) -> int:
+        """Own requests ahead in its flow, scaled to all of its tenant's where other processes queue them too."""
+        entry = self._entries[request_id]
+        own = [other for other in self._entries.values() if other.grant is None]
+        place = entry.rank, entry.place
+        ahead = sum(other.flow == entry.flow and (other.rank, other.place) < place for other in own)
+        tenant = entry.ask.tenant
+        of_tenant = sum(other.ask.tenant == tenant for other in own)
+        everywhere = max(self.queued_everywhere.get(tenant, 0), of_tenant)
+        return ahead * everywhere // of_tenant
 
     def __repr__(self) -> str:
         held = len(self.held())

@@ -2,9 +2,9 @@
 
 Grants and late refusals of a pool are pushed to one stream. A process reads it over one connection that blocks
 in the server, from the last entry it has seen: what was pushed while the connection was broken is read after it.
-The keeper also reads the stream at each heartbeat over the other connection (`catch_up`), so that a connection
-that is dead without saying so delays a grant by a beat at most. Both feed the same place in the same order, and
-an entry is delivered once.
+The keeper also reads the stream at every fourth heartbeat over the other connection (`catch_up`), so that a
+connection that is dead without saying so delays a grant by a second at most. Both feed the same place in the same
+order, and an entry is delivered once.
 
 Entries can be missed in two ways, and both are noticed: the stream was trimmed before this process came to read
 (it keeps some 8,000), or a failover went back to an older copy whose entries begin again below the last one
@@ -33,7 +33,7 @@ COUNT_MAX = 256
 CATCH_UP_READS_MAX = 64
 """Reads in one `catch_up`: twice what the stream keeps."""
 RETRY_S = 0.1
-"""Before the connection is opened again: a grant that waits for it is found by the next heartbeat anyway."""
+"""Before the connection is opened again: a grant that waits for it is found by a heartbeat anyway."""
 
 EntryId = tuple[int, int]
 BEGINNING: EntryId = (0, 0)

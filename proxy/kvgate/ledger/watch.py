@@ -11,7 +11,9 @@ class LedgerWatch(Protocol):
         ...
 
     def happened(self, event: str) -> None:
-        """One of `epoch_changed`, `lease_lost`, `unsure`, `stray_grant`, `stream_gap`, `mode_<mode>`."""
+        """One of `epoch_changed`, `lease_lost`, `unsure`, `stray_grant`, `stream_gap`, `mode_<mode>`, and
+        `alone_<mode>` for each request that was started without Redis.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,14 +22,17 @@ from typing import Any
 import aiohttp
 import anyio
 
+from kvgate.config import Settings
+from kvgate.ledger.keeper import reassert_s
 from kvgate.load import LoadRun, Patience, StreamEnd, StreamRecord
 from kvgate.load.report import percentile
 from support.replicas import Fleet, PoolSizes, Replica
 
 SAMPLER = Path(__file__).with_name("sampler.py")
-LEASE_S = 5.0
-GRACE_S = 0.75
-"""The defaults of the shared ledger; the rig runs with them."""
+LEASE_S: float = Settings.model_fields["ledger_lease_s"].default
+HEARTBEAT_S: float = Settings.model_fields["ledger_heartbeat_s"].default
+GRACE_S = reassert_s(HEARTBEAT_S)
+"""The rig runs with the defaults."""
 SOON_S = 30.0
 """For things that take a moment; only a broken program takes this long."""
 PAUSE_AFTER_FAILURE_S = 0.5
@@ -47,12 +50,11 @@ class Crowd(LoadRun):
             replica.url, sizes.endless(seed), concurrency=clients, patience=Patience(retries_max=retries)
         )
         self.replica = replica
-        self._stopping = False
         self._done: asyncio.Task[list[StreamRecord]] | None = None
 
-    async def _client(self, http: aiohttp.ClientSession, todo: Iterator[int]) -> None:
-        for index in todo:
-            if self._stopping:
+    async def _client(self, http: aiohttp.ClientSession) -> None:
+        for index in self._todo:
+            if self._closed:
                 return
             mine = len(self.records)
             await self._stream(http, index)
@@ -61,10 +63,6 @@ class Crowd(LoadRun):
 
     def start(self) -> None:
         self._done = asyncio.create_task(self.run())
-
-    def stop(self) -> None:
-        """No new sessions; those under way go on to their end."""
-        self._stopping = True
 
     async def ended(self) -> None:
         assert self._done is not None
@@ -85,7 +83,7 @@ async def crowds(fleet: Fleet, clients: int, *, retries: int = 5) -> AsyncIterat
     try:
         yield made
         for crowd in made:
-            crowd.stop()
+            crowd.close()
         await asyncio.gather(*(crowd.ended() for crowd in made))
     finally:
         for crowd in made:
@@ -298,17 +296,22 @@ async def at_zero(fleet: Fleet, within_s: float = SOON_S) -> float:
 
 async def saturated(fleet: Fleet, within_s: float = SOON_S) -> None:
     """Wait until the engines are as good as full and others wait."""
+    most = 0
 
     async def full() -> bool:
+        nonlocal most
         async with aiohttp.ClientSession() as http:
             states = [await (await http.get(f"{url}/sim/state")).json() for url in fleet.engines]
         running: int = sum(state["running"] for state in states)
+        most = max(most, running)
         return running >= 0.9 * fleet.sizes.sessions
 
     try:
         await until(full, f"{fleet.sizes.sessions} sessions running", within_s)
     except AssertionError as late:
-        raise AssertionError("\n".join([str(late), *fleet.trouble()[:1]])) from late
+        views = [json.dumps(view) for view in await fleet.views()]
+        said = [str(late), f"at most {most} were", *views, *fleet.trouble()[:1]]
+        raise AssertionError("\n".join(said)) from late
 
 
 # Telling

@@ -27,7 +27,7 @@ from support.replicas import Fleet, PoolSizes
 LONG = os.environ.get("KVGATE_SOAK") == "1"
 SIZES = PoolSizes() if LONG else PoolSizes(sessions_per_engine=30)
 CLIENTS = 2 * SIZES.sessions
-LOAD_S = 180.0 if LONG else 15.0
+LOAD_S = 180.0 if LONG else 12.0
 IDLE_S = 15.0 if LONG else 4.0
 CALLS_PER_REQUEST_MAX = 2.0
 """Reserve and release; all else rides with the heartbeats."""

@@ -28,7 +28,7 @@ from support.replicas import Fleet, PoolSizes
 LONG = os.environ.get("KVGATE_SOAK") == "1"
 SIZES = PoolSizes() if LONG else PoolSizes(sessions_per_engine=30)
 CLIENTS = 2 * SIZES.sessions
-KILLS = 10 if LONG else 2
+KILLS = 10 if LONG else 1
 BACK_S_MAX = LEASE_S + 3.0
 """Until what a dead process held is used again: its lease, then two scrapes that show the blocks free."""
 

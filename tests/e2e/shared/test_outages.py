@@ -32,7 +32,7 @@ LONG = os.environ.get("KVGATE_SOAK") == "1"
 SIZES = PoolSizes() if LONG else PoolSizes(sessions_per_engine=30)
 CLIENTS = 2 * SIZES.sessions
 PARTITION_S = 10.0
-AFTER_S = 30.0 if LONG else LEASE_S + 1.0
+AFTER_S = 30.0 if LONG else 4.0
 """Under load, after Redis is back."""
 QUEUE_WAIT_S = 7.0
 """In `closed`: above the usual wait at this load, below the partition."""
@@ -41,8 +41,6 @@ APART_S = 1.0
 OVERTAKEN_SHARE_MAX = 0.02
 """A queue that lost its order overtakes in half of all pairs."""
 
-FEW = SIZES.sessions_per_engine // 25
-"""Sessions too many on an engine for a moment, where that can't be told from outside."""
 FAULTS = [fault for fault in Fault if LONG or fault is not Fault.FREEZE]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(600 if LONG else 150)]
@@ -55,6 +53,10 @@ def in_flight(records: Sequence[StreamRecord], at_s: float) -> list[StreamRecord
         for r in records
         if r.token_times_s and r.token_times_s[0] < at_s and (r.ended_s is None or r.ended_s > at_s)
     ]
+
+
+def is_refusal(record: StreamRecord, status: int, reason: str) -> bool:
+    return (record.status, record.reason) == (status, reason)
 
 
 async def normal_again(fleet: Fleet) -> float:
@@ -88,21 +90,16 @@ async def test_in_mode_local(fault, tmp_path, measured):
     records = records_of(made)
     orders = [order_of(crowd.records, struck_s, APART_S) for crowd in made]
     overall = order_of(records, struck_s, APART_S)
-    bound_s = GRACE_S if fault is Fault.FLUSH else LEASE_S  # the others are times without Redis
-    settled_s = struck_s + bound_s
-    before, away = sampled.over(until_s=settled_s), sampled.over(since_s=settled_s, until_s=healed_s)
-    shared_s = max(settled_s, healed_s + GRACE_S)
-    back, after = sampled.over(max(settled_s, healed_s), shared_s), sampled.over(since_s=shared_s)
+    settled_s = min(struck_s + LEASE_S, healed_s + GRACE_S)
+    before, after = sampled.over(until_s=settled_s), sampled.over(since_s=settled_s)
     preempted_later = sampled.preemptions - sampled.preemptions_until(settled_s)
     measured(
         load_rows(records, sampled)
         | {
             "Redis away (s), normal again after (s)": [round(healed_s - struck_s, 2), round(back_s, 2)],
             "streams in flight at the fault": len(in_flight(records, struck_s)),
-            f"over capacity until {bound_s:g} s after the fault": over_row(before, struck_s),
-            "over capacity from then on, while Redis is away": over_row(away, struck_s),
-            f"over capacity within {GRACE_S:g} s of its return": over_row(back, struck_s),
-            "over capacity later": over_row(after, struck_s),
+            f"over capacity until {settled_s - struck_s:.2f} s after the fault": over_row(before, struck_s),
+            "over capacity from then on": over_row(after, struck_s),
             "preemptions later": preempted_later,
             "capacity in use during and after the fault": [
                 round(sampled.sessions_mean(struck_s, healed_s) / SIZES.sessions, 2),
@@ -121,10 +118,7 @@ async def test_in_mode_local(fault, tmp_path, measured):
     )
     if fault is Fault.FLUSH:
         assert overall.share <= OVERTAKEN_SHARE_MAX
-    assert (away.samples, after.samples) == (0, 0)
-    assert back.sessions_max <= 1, (
-        "each process says what it holds with its first heartbeat, not all in one moment"
-    )
+    assert after.samples == 0
     assert preempted_later == 0
     assert zero_s < LEASE_S
     assert zero_in_redis
@@ -161,7 +155,7 @@ async def test_in_mode_closed(fault, tmp_path, measured):
     records = records_of(made)
     refused = [record for record in records if record.end is StreamEnd.REFUSED]
     waits_s = sorted((record.ended_s or 0.0) - record.sent_s for record in refused)
-    started = [r for r in records if r.token_times_s and struck_s + 2 < r.token_times_s[0] < healed_s]
+    started = [r for r in records if r.token_times_s and struck_s + LEASE_S < r.token_times_s[0] < healed_s]
     measured(
         load_rows(records, sampled)
         | {
@@ -180,11 +174,11 @@ async def test_in_mode_closed(fault, tmp_path, measured):
     )
     assert {record.end for record in in_flight(records, struck_s)} == {StreamEnd.COMPLETED}
     assert {record.end for record in records} == {StreamEnd.COMPLETED, StreamEnd.REFUSED}
-    while_away = [record for record in refused if (record.ended_s or 0.0) < healed_s]
-    assert while_away
-    assert {record.status for record in while_away} == {503}
-    assert all("ledger_unavailable" in (record.error or "") for record in while_away)
-    assert {record.status for record in refused} <= {503, 429}, "429: it had waited long when Redis came back"
+    away = [record for record in refused if (record.ended_s or 0.0) < healed_s]
+    later = [record for record in refused if record.sent_s + QUEUE_WAIT_S > healed_s + back_s]
+    assert away
+    assert all(is_refusal(record, 503, "ledger_unavailable") for record in away)
+    assert all(is_refusal(record, 429, "queue_timeout") for record in later), "as on any day of such a load"
     assert waits_s[0] >= 0.98 * QUEUE_WAIT_S
     assert started == []
     assert sampled.over().samples == 0

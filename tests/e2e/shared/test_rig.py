@@ -18,6 +18,7 @@ from e2e.shared.rig import (
     sampling,
     saturated,
     unfinished,
+    until,
 )
 from kvgate.load import LoadRun, StreamEnd, StreamRecord
 from support.replicas import Fleet, PoolSizes
@@ -62,8 +63,11 @@ async def test_a_killed_replica_takes_its_streams_along_and_comes_back(tmp_path)
             assert dying.replica.processes() == []
             await fleet.restart(dying.replica)
             before = dying.completed
-            await asyncio.sleep(3)
-            assert dying.completed > before
+
+            async def serves_again() -> bool:
+                return dying.completed > before
+
+            await until(serves_again, "a session at the replica that came back")
         assert any(record.end is StreamEnd.FAILED for record in dying.records)
         assert unfinished(other.records) == []
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from integration.ledger.equivalence import AVOID, DEPTH, RARELY, SOME_PRICES
+from integration.ledger.equivalence import ASKS, RARELY, RULES
 from integration.ledger.process import Pool, Process, open_pool, until_settled
-from kvgate.ledger.base import Ask
+from kvgate.ledger.rules import Parts
 from kvgate.ledger.scripts import Granted, LeaseLost
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost
 from unit.ledger.machine import COSTS
@@ -84,11 +84,15 @@ class Chaos(RuleBasedStateMachine):
 
     # what a process does
 
-    @rule(burst=st.lists(st.tuples(WHO, SOME_PRICES, DEPTH, AVOID), min_size=1, max_size=6))
+    @rule(burst=st.lists(st.tuples(WHO, ASKS), min_size=1, max_size=6))
     def reserve(self, burst: list[Any]) -> None:
-        for who, costs, depth, avoid in burst:
+        for who, ask in burst:
             self.ids += 1
-            self._call(who, Process.reserve, Ask(f"r{self.ids}", "t", costs, depth, None, avoid))
+            self._call(who, Process.reserve, replace(ask, request_id=f"r{self.ids}", force=False))
+
+    @rule(rules=RULES)
+    def set_tenants(self, rules: Any) -> None:
+        self._step(self.pool.scripts.set_tenants(Parts.of(rules)))
 
     @rule(who=WHO)
     def read_stream(self, who: int) -> None:
@@ -136,7 +140,7 @@ class Chaos(RuleBasedStateMachine):
 
     async def _release(self, process: Process, rel: int, grant: Granted) -> None:
         with suppress(LeaseLost):
-            await process.scripts.release(process.pid, rel, grant.engine_id, grant.cost)
+            await process.scripts.release(process.pid, rel, grant.engine_id, grant.tenant, grant.cost)
 
     @precondition(lambda self: self._holders())
     @rule(data=st.data(), cost=COSTS)
@@ -150,8 +154,9 @@ class Chaos(RuleBasedStateMachine):
 
     async def _renew(self, process: Process, grant: Granted, cost: KVCost) -> None:
         with suppress(LeaseLost):
+            freed = grant.cost - cost
             await process.scripts.release(
-                process.pid, process.rel, grant.engine_id, grant.cost - cost, reservations=0
+                process.pid, process.rel, grant.engine_id, grant.tenant, freed, reservations=0
             )
 
     @precondition(lambda self: any(process.waiting for process in self.processes))
@@ -303,13 +308,14 @@ class Chaos(RuleBasedStateMachine):
 
     async def _compare_truth(self, process: Process) -> None:
         entries = await self.pool.stream.read()
-        expected = {engine_id: (held.cost, held.reservations) for engine_id, held in process.sums().items()}
+        expected = {key: (held.cost, held.reservations) for key, held in process.sums().items()}
         for entry in entries:
             if isinstance(entry, Granted) and entry.pid == process.pid and entry.gseq > process.ack:
-                cost, number = expected.get(entry.engine_id, (ZERO_COST, 0))
-                expected[entry.engine_id] = (cost + entry.cost, number + 1)
+                key = entry.engine_id, entry.tenant
+                cost, number = expected.get(key, (ZERO_COST, 0))
+                expected[key] = (cost + entry.cost, number + 1)
         counted = {
-            part.engine_id: (part.sums.cost, part.sums.reservations)
+            (part.engine_id, part.tenant): (part.sums.cost, part.sums.reservations)
             for part in (await self.pool.scripts.inspect()).holdings
             if part.pid == process.pid and part.sums.reservations
         }

@@ -1,8 +1,9 @@
 """The ledger in memory and the scripts in Redis, driven with the same random operations.
 
-Every answer is compared: places, grants with engine, price and order, refusals, and the whole view. On the Redis
-side the operations come from one process or from several that share the pool as if they were one. Beats, also
-old ones, come in between and must change nothing.
+Every answer is compared: places, grants with engine, price and order, refusals, the times until a budget covers a
+request, and the whole view, with the virtual times of the classes to the last bit. The clock of the server is held.
+On the Redis side the operations come from one process or from several that share the pool as if they were one. Beats,
+also old ones, come in between and must change nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from integration.ledger.process import Pool, Process, open_pool, until_settled
-from kvgate.ledger.base import Ask, Grant, Refusal
+from integration.ledger.process import START_MS, Pool, Process, open_pool, until_settled
+from kvgate.ledger.base import Ask, Grant, RateSpent, Served
 from kvgate.ledger.core import LedgerCore
-from kvgate.ledger.scripts import Granted
-from kvgate_policies.types import EngineLimits, KVCost
+from kvgate.ledger.redis import charge_of
+from kvgate.ledger.rules import Parts
+from kvgate.ledger.scripts import Granted, Place
+from kvgate_policies.types import CLASSES, EngineLimits, KVCost, TenantRules
 from unit.ledger.machine import COSTS, PRICES
 from unit.ledger.pool import OTHER_SHAPE, SHAPE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from kvgate.ledger.scripts import Charge
+    from kvgate_policies.types import TenantUse
     from support.redis_server import RedisServer
 
 NOBODY = frozenset[str]()
@@ -41,6 +46,37 @@ SOME_PRICES = st.one_of(
     PRICES,
 )
 """Mostly such as fit some engine and soon fill it: what waits in vain is no test of the order."""
+TENANTS = ("a", "b", "Zoë", "b b")
+RULES = st.dictionaries(
+    st.sampled_from(TENANTS),
+    st.builds(
+        TenantRules,
+        weight=st.sampled_from([1, 1, 4, 0.3]),
+        guarantee=st.sampled_from([0, 0, 0.2, 1 / 3]),
+        limit=st.sampled_from([1, 1, 0.5, 0.7]),
+        limit_tokens=st.sampled_from([None, None, None, 1600]),
+        borrow=st.sampled_from([True, True, True, False]),
+        tokens_per_minute=st.sampled_from([None, None, 70_000, 7]),
+        requests_per_minute=st.sampled_from([None, None, 600, 7]),
+    ),
+)
+ASKS = st.builds(
+    Ask,
+    request_id=st.just(""),
+    tenant=st.sampled_from(TENANTS),
+    costs=SOME_PRICES,
+    queue_depth_max=DEPTH,
+    seq=st.none(),
+    priority=st.sampled_from(CLASSES),
+    work=st.sampled_from([1, 7, 100, 3000]),
+    tokens=st.sampled_from([0, 1, 50, 2000]),
+    rank_in_ms=st.sampled_from([None, None, None, 30_000, 1000, 100_000]),
+    force=st.sampled_from([False] * 7 + [True]),
+    avoid=AVOID,
+)
+SERVED = st.one_of(
+    st.none(), st.builds(Served, work=st.sampled_from([0, 7, 50, 5000]), tokens=st.sampled_from([0, 1, 3000]))
+)
 
 
 class Equivalence(RuleBasedStateMachine):
@@ -64,14 +100,20 @@ class Equivalence(RuleBasedStateMachine):
         self.owners: dict[str, Process] = {}
         """Who waits or holds → its process."""
         self.grants: dict[str, Grant] = {}
+        self.asks: dict[str, Ask] = {}
         self.limits: dict[str, EngineLimits] = {}
+        self.now_ms = START_MS
 
     @initialize()
     def start(self) -> None:
         self.server.flush()
         bounds = {"bypass_max": self.bypass_max, "scan_depth": self.scan_depth, "grants_max": self.grants_max}
         self.core = LedgerCore(**bounds, tie=0)
-        self.pool: Pool = self.runner.run(self.stack.enter_async_context(open_pool(self.server, **bounds)))
+        self.pool: Pool = self.runner.run(
+            self.stack.enter_async_context(
+                open_pool(self.server, clock_is_held=True, lease_ms=1 << 40, **bounds)
+            )
+        )
         self.processes = [self.runner.run(self.pool.join(pid)) for pid in self.pids]
         for engine_id in self.engine_ids:
             self._observe(EngineLimits(engine_id, SHAPE, 100, 16, 100), self.processes)
@@ -91,12 +133,11 @@ class Equivalence(RuleBasedStateMachine):
 
     # operations
 
-    @rule(data=st.data(), burst=st.lists(st.tuples(SOME_PRICES, DEPTH, AVOID), min_size=1, max_size=6))
+    @rule(data=st.data(), burst=st.lists(ASKS, min_size=1, max_size=6))
     def reserve(self, data: Any, burst: list[Any]) -> None:
-        for costs, depth, avoid in burst:
+        for ask in burst:
             self.ids += 1
-            ask = Ask(f"r{self.ids}", "tenant", costs, depth, None, avoid)
-            self._reserve(self._draw_process(data), ask, None)
+            self._reserve(self._draw_process(data), replace(ask, request_id=f"r{self.ids}"), None)
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data(), costs=PRICES, elsewhere=st.booleans())
@@ -106,7 +147,8 @@ class Equivalence(RuleBasedStateMachine):
         self.end(request_id)
         avoid = frozenset({grant.engine_id}) if elsewhere else frozenset[str]()
         theirs = next(there for there, here in self.seqs.items() if here == grant.seq)
-        self._reserve(process, Ask(request_id, "tenant", costs, 0, grant.seq, avoid), theirs)
+        kept = {"costs": costs, "queue_depth_max": 0, "avoid": avoid, "seq": grant.seq, "rank": grant.rank}
+        self._reserve(process, replace(self.asks[request_id], **kept), theirs)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -114,18 +156,29 @@ class Equivalence(RuleBasedStateMachine):
         self.end(data.draw(st.sampled_from(sorted(self.owners))))
 
     @precondition(lambda self: self.grants)
-    @rule(data=st.data())
-    def release(self, data: Any) -> None:
-        self.end(data.draw(st.sampled_from(sorted(self.grants))))
+    @rule(data=st.data(), served=SERVED)
+    def release(self, data: Any, served: Any) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.grants))), served)
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id: str, served: Served | None = None) -> None:
         """Cancel what waits and release what holds; a grant that was not read yet is read, and released."""
         process = self.owners.pop(request_id)
-        self.grants.pop(request_id, None)
-        self.core.end(request_id)
-        self._settle(self._end(process, request_id))
+        grant = self.grants.pop(request_id, None)
+        self.core.end(request_id, served)
+        charge = charge_of(grant, served) if grant and served else None
+        self._settle(self._end(process, request_id, charge))
 
-    async def _end(self, process: Process, request_id: str) -> None:
+    @rule(wait_ms=st.sampled_from([1, 10, 100, 1000, 8571, 60_000]))
+    def wait(self, wait_ms: int) -> None:
+        self.now_ms += wait_ms
+        self.runner.run(self.pool.set_clock(self.now_ms))
+
+    @rule(rules=RULES)
+    def set_tenants(self, rules: Any) -> None:
+        self.core.set_tenants(rules)
+        self._settle(self.pool.scripts.set_tenants(Parts.of(rules)))
+
+    async def _end(self, process: Process, request_id: str, charge: Charge | None) -> None:
         if request_id in process.waiting:
             _, was_queued = await process.scripts.cancel(process.pid, request_id)
             if was_queued:
@@ -133,7 +186,7 @@ class Equivalence(RuleBasedStateMachine):
                 return
             await process.read()
         if request_id in process.held:
-            await process.release(request_id)
+            await process.release(request_id, charge)
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data(), cost=COSTS)
@@ -149,7 +202,9 @@ class Equivalence(RuleBasedStateMachine):
         process.held[request_id] = replace(grant, cost=cost)
         process.rel += 1
         freed = grant.cost - cost
-        await process.scripts.release(process.pid, process.rel, grant.engine_id, freed, reservations=0)
+        await process.scripts.release(
+            process.pid, process.rel, grant.engine_id, grant.tenant, freed, reservations=0
+        )
 
     @precondition(lambda self: len(self.owners) > len(self.grants))
     @rule(data=st.data(), costs=PRICES)
@@ -233,9 +288,9 @@ class Equivalence(RuleBasedStateMachine):
             return
         process = self.owners[request_id := data.draw(st.sampled_from(sorted(unanswered)))]
         ask = process.waiting[request_id]
-        _, seq = self.runner.run(process.scripts.reserve(process.pid, ask, ack=process.ack))
-        assert isinstance(seq, int)
-        assert seq in self.seqs
+        _, place = self.runner.run(process.scripts.reserve(process.pid, ask, ack=process.ack))
+        assert isinstance(place, Place)
+        assert place.seq in self.seqs
         self._settle(process.beat())
 
     # the machine itself
@@ -245,15 +300,21 @@ class Equivalence(RuleBasedStateMachine):
         return self.processes[place]
 
     def _reserve(self, process: Process, ask: Ask, theirs: int | None) -> None:
-        expected = self.core.reserve(ask, 0.0)
-        if not isinstance(expected, Refusal):
+        reply, answer = self.runner.run(process.ask(replace(ask, seq=theirs)))
+        assert reply.now_ms == self.now_ms
+        expected = self.core.reserve(ask, self.now_ms / 1000)
+        self.asks[ask.request_id] = ask
+        if isinstance(answer, Place):
+            assert isinstance(expected, int), expected
+            assert theirs in {None, answer.seq}
             self.owners[ask.request_id] = process
-        answer = self.runner.run(process.reserve(replace(ask, seq=theirs)))
-        if isinstance(expected, Refusal) or isinstance(answer, Refusal):
-            assert answer == expected
+            self.seqs[answer.seq] = expected
+        elif isinstance(expected, RateSpent):
+            assert isinstance(answer, RateSpent)
+            assert answer.budget == expected.budget
+            assert answer.retry_after_s == expected.retry_after_s, f"there {answer}, here {expected}"
         else:
-            assert theirs in {None, answer}
-            self.seqs[answer] = expected
+            assert answer == expected, f"there {answer}, here {expected}"
         self._settle(process.beat())
         in_order = sorted(self.seqs)
         assert [self.seqs[seq] for seq in in_order] == sorted(self.seqs.values())
@@ -267,7 +328,8 @@ class Equivalence(RuleBasedStateMachine):
         if compare:
             self._compare_decisions()
             self._compare_views()
-        assert self.runner.run(self.pool.scripts.verify()) == []
+        faults = self.runner.run(self.pool.scripts.verify())
+        assert not faults, faults
 
     def _compare_decisions(self) -> None:
         entries = self.runner.run(self.pool.stream.read())
@@ -280,23 +342,47 @@ class Equivalence(RuleBasedStateMachine):
             else:
                 refusals[request_id] = decision
                 del self.owners[request_id]
-        theirs = [entry for entry in new if isinstance(entry, Granted)]
-        assert [
-            Grant(entry.request_id, entry.engine_id, entry.shape, entry.cost, self.seqs[entry.seq])
-            for entry in theirs
-        ] == grants
+        theirs = [self._as_here(entry) for entry in new if isinstance(entry, Granted)]
+        assert theirs == grants, f"there {theirs}\nhere {grants}"
         assert {e.request_id: e.refusal for e in new if not isinstance(e, Granted)} == refusals
         gseqs = [entry.gseq for entry in entries if isinstance(entry, Granted)]
         assert gseqs == sorted(set(gseqs))
 
+    def _as_here(self, granted: Granted) -> Grant:
+        ask = self.asks[granted.request_id]
+        assert granted.tenant == ask.tenant
+        return Grant(
+            granted.request_id,
+            granted.engine_id,
+            granted.shape,
+            granted.cost,
+            self.seqs[granted.seq],
+            ask.tenant,
+            ask.priority,
+            ask.work,
+            ask.tokens,
+            granted.rank,
+            granted.forced,
+        )
+
     def _compare_views(self) -> None:
         here, there = self.core.view(0.0), self.runner.run(self.pool.scripts.view())
-        assert there.engines == here.engines
+        assert there.engines == here.engines, f"there {there.engines}\nhere {here.engines}"
         assert there.queued == here.queued
         assert {name: there.totals[name] for name in here.totals} == here.totals
+        uses, expected_uses = _without_waits(there.tenants), _without_waits(here.tenants)
+        assert uses == expected_uses, f"there {uses}\nhere {expected_uses}"
         waiting = sorted(set(self.owners) - set(self.grants))
-        places = {here: there for there, here in self.seqs.items()}
-        entries = [self.core._queue.get(request_id) for request_id in waiting]
-        seqs = [places[entry.seq] for entry in entries if entry is not None]
         expected = [self.core.position(request_id) for request_id in waiting]
-        assert self.runner.run(self.pool.scripts.ahead(seqs)) == expected
+        assert self.runner.run(self.pool.scripts.ahead(waiting)) == expected
+        self._compare_turns()
+
+    def _compare_turns(self) -> None:
+        shares = self.runner.run(self.pool.shares())
+        turns = self.core._turns
+        numbers = [float(word) for word in shares[10:16]]
+        assert numbers == [*turns.virtual, *turns.overtaken], f"there {numbers}, here {turns.virtual}"
+
+
+def _without_waits(tenants: tuple[TenantUse, ...]) -> dict[str, TenantUse]:
+    return {use.name: replace(use, oldest_wait_s=0.0) for use in tenants}

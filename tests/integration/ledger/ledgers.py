@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvgate.clock import SystemClock
-from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.base import Grant, RateSpent, Refusal
 from kvgate.ledger.connect import TROUBLE
 from kvgate.ledger.redis import RedisLedger
 
@@ -39,7 +39,7 @@ class Watch:
 @asynccontextmanager
 async def shared(url: str, pool: str = "p", **options: Any) -> AsyncIterator[RedisLedger]:
     """One process of a pool, once the grace of a new epoch is over."""
-    settings = {"heartbeat_s": 0.05, "lease_s": 1.0, **options}
+    settings = {"heartbeat_s": 0.05, "lease_s": 1.0, "grace_s": 0.15, **options}
     ledger = RedisLedger(url, pool=pool, clock=SystemClock(), **settings)
     async with ledger.running():
         if ledger._keeper.up:
@@ -67,7 +67,7 @@ async def out_of_grace(ledger: RedisLedger) -> None:
 @asynccontextmanager
 async def without_heartbeats(url: str, **options: Any) -> AsyncIterator[RedisLedger]:
     """A process that beats only when it is hurried or refreshed."""
-    async with shared(url, lease_s=300, **options) as ledger:
+    async with shared(url, lease_s=900, **options) as ledger:
         ledger._keeper._heartbeat_s = 300
         await ledger._keeper.beat()
         yield ledger
@@ -86,7 +86,7 @@ async def until(is_so: Callable[[], bool], what: str = "") -> None:
 async def start(ledger: RedisLedger, asked: Ask) -> Grant:
     """Reserve, and expect the grant."""
     ticket = await ledger.reserve(asked)
-    assert not isinstance(ticket, Refusal), ticket
+    assert not isinstance(ticket, Refusal | RateSpent), ticket
     async with asyncio.timeout(WITHIN_S):
         decision = await ticket.granted()
     assert isinstance(decision, Grant), decision
@@ -104,7 +104,18 @@ class Exact:
     """A `RedisLedger` whose calls return when all that they set off has arrived, so that `view` is of now."""
 
     VERBS = frozenset(
-        {"reserve", "cancel", "renew", "reprice", "release", "observe", "forget", "void", "close"}
+        {
+            "reserve",
+            "cancel",
+            "renew",
+            "reprice",
+            "release",
+            "set_tenants",
+            "observe",
+            "forget",
+            "void",
+            "close",
+        }
     )
 
     def __init__(self, ledger: RedisLedger) -> None:

@@ -6,6 +6,7 @@ can put them in any order, leave them out, or do them twice.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import redis.asyncio
 
-from kvgate.ledger.base import Ask, Refusal
+from kvgate.ledger.base import Ask, RateSpent, Refusal
+from kvgate.ledger.lua import Script
 from kvgate.ledger.scripts import (
     BeatReply,
+    Charge,
     Granted,
     Holding,
     LedgerScripts,
     Orphan,
+    Place,
     Refused,
     Reply,
     Sums,
@@ -54,11 +58,13 @@ class Process:
     def __repr__(self) -> str:
         return f"<Process {self.pid}: {len(self.waiting)} waiting, {len(self.held)} held>"
 
-    def sums(self) -> dict[str, Sums]:
-        sums: dict[str, Sums] = {}
+    def sums(self) -> dict[tuple[str, str], Sums]:
+        """By engine and tenant."""
+        sums: dict[tuple[str, str], Sums] = {}
         for grant in self.held.values():
-            before = sums.get(grant.engine_id, Sums(ZERO_COST, 0))
-            sums[grant.engine_id] = Sums(before.cost + grant.cost, before.reservations + 1)
+            key = grant.engine_id, grant.tenant
+            before = sums.get(key, Sums(ZERO_COST, 0))
+            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
         return sums
 
     async def beat(self) -> BeatReply:
@@ -80,31 +86,40 @@ class Process:
                 self.refused[entry.request_id] = entry.refusal
         self.seen = len(entries)
 
-    async def reserve(self, ask: Ask) -> int | Refusal:
+    async def reserve(self, ask: Ask) -> int | Refusal | RateSpent:
+        """The seq, or why not."""
+        answer = (await self.ask(ask))[1]
+        return answer.seq if isinstance(answer, Place) else answer
+
+    async def ask(self, ask: Ask) -> tuple[Reply, Place | Refusal | RateSpent]:
+        """The answer as it comes."""
         self.waiting[ask.request_id] = ask
-        _, answer = await self.scripts.reserve(self.pid, ask, ack=self.ack)
-        if isinstance(answer, Refusal):
+        reply, answer = await self.scripts.reserve(self.pid, ask, ack=self.ack)
+        if not isinstance(answer, Place):
             del self.waiting[ask.request_id]
-        return answer
+        return reply, answer
 
     async def hold(self, ask: Ask) -> Granted:
         """Reserve, and expect the grant at once."""
-        assert not isinstance(await self.reserve(ask), Refusal)
+        answer = await self.reserve(ask)
+        assert isinstance(answer, int), answer
         await self.read()
         return self.held[ask.request_id]
 
     async def queue(self, ask: Ask) -> int:
         """Reserve, and expect to wait."""
         seq = await self.reserve(ask)
-        assert not isinstance(seq, Refusal), seq
+        assert isinstance(seq, int), seq
         await self.read()
         assert ask.request_id in self.waiting, f"{ask.request_id} was not to start"
         return seq
 
-    async def release(self, request_id: str) -> Reply:
+    async def release(self, request_id: str, charge: Charge | None = None) -> Reply:
         grant = self.held.pop(request_id)
         self.rel += 1
-        return await self.scripts.release(self.pid, self.rel, grant.engine_id, grant.cost)
+        return await self.scripts.release(
+            self.pid, self.rel, grant.engine_id, grant.tenant, grant.cost, charge=charge
+        )
 
     async def cancel(self, request_id: str) -> bool:
         self.waiting.pop(request_id, None)
@@ -128,22 +143,37 @@ class Stream:
         return [read_entry(fields) for _, fields in await self._client.xrange(self._key)]
 
 
+CLOCK = "clock"
+"""Key of the time (ms) where the test holds the clock of the server."""
+START_MS = 1_700_000_000_000
+"""Before the entries of the stream, which have the server's time all the same."""
+
+
 @dataclass
 class Pool:
     """A pool on a real server."""
 
     client: Any
     bounds: Mapping[str, int]
+    clock_is_held: bool = False
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scripts = LedgerScripts(self.client, POOL, **self.bounds)
+        self.scripts = self._open()
         self.stream = Stream(self.client, self.scripts.stream_key)
+
+    def _open(self) -> LedgerScripts:
+        scripts = LedgerScripts(self.client, POOL, **self.bounds)
+        if self.clock_is_held:
+            hold_clock(scripts)
+        return scripts
+
+    async def set_clock(self, now_ms: int) -> None:
+        await self.client.set(CLOCK, now_ms)
 
     def add(self, pid: str) -> Process:
         """A process with scripts of its own that said nothing yet."""
-        scripts = LedgerScripts(self.client, POOL, **self.bounds)
-        self.processes[pid] = Process(pid, scripts, self.stream)
+        self.processes[pid] = Process(pid, self._open(), self.stream)
         return self.processes[pid]
 
     async def join(self, pid: str, *engines: EngineLimits) -> Process:
@@ -158,6 +188,18 @@ class Pool:
             assert await self.client.zadd(self.key("leases"), {pid: 1}, xx=True, ch=True), (
                 f"{pid} has no lease"
             )
+
+    async def shares(self) -> list[str]:
+        """The numbers and words of `meta.shares`, in their order; a number as text that is the same double."""
+        text = """
+            local words = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'shares'))
+            for place, word in ipairs(words) do
+              words[place] = type(word) == 'number' and string.format('%.17g', word) or word
+            end
+            return words
+        """
+        found: list[bytes] = await self.client.eval(text, 1, self.key("meta"))
+        return [word.decode() for word in found]
 
     def key(self, name: str) -> str:
         return f"kvgate:{{{POOL}}}:{name}"
@@ -182,13 +224,28 @@ class Pool:
         assert await self.scripts.verify() == []
 
 
+def hold_clock(scripts: LedgerScripts) -> None:
+    """Let the scripts take the time from the key `CLOCK` instead of the server's clock."""
+    scripts._scripts = {verb: _by_key(script) for verb, script in scripts._scripts.items()}
+
+
+def _by_key(script: Script) -> Script:
+    text = script.text.replace("call('TIME')", f"{{ call('GET', '{CLOCK}') / 1000, 0 }}")
+    assert text != script.text
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
 @asynccontextmanager
-async def open_pool(server: RedisServer, **bounds: int) -> AsyncIterator[Pool]:
+async def open_pool(
+    server: RedisServer, *, clock_is_held: bool = False, **bounds: int
+) -> AsyncIterator[Pool]:
     """A pool without grace, unless asked for; its invariants are checked at the end."""
     bounds = {"grace_ms": 0, "settle_gap_ms": 0} | bounds
     client = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
     try:
-        pool = Pool(client, bounds)
+        pool = Pool(client, bounds, clock_is_held)
+        if clock_is_held:
+            await pool.set_clock(START_MS)
         yield pool
         await pool.check()
     finally:

@@ -24,7 +24,18 @@ pytestmark = pytest.mark.integration
 NEEDED = (
     "~kvgate:{p}:*",
     *("+evalsha", "+eval", "+ping", "+info", "+xread", "+xinfo|stream"),
-    *("+time", "+get", "+exists", "+del", "+pexpire", "+pttl", "+@hash", "+@sortedset", "+@stream"),
+    *(
+        "+time",
+        "+get",
+        "+exists",
+        "+del",
+        "+unlink",
+        "+pexpire",
+        "+pttl",
+        "+@hash",
+        "+@sortedset",
+        "+@stream",
+    ),
 )
 """What a user of Redis must be allowed for pool `p`."""
 

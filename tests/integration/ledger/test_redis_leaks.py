@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from integration.ledger.ledgers import queue, refresh, shared, start
-from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.base import Grant, RateSpent, Refusal
 from support.redis_server import FaultProxy
 from unit.ledger.pool import ask, cost, engine
 
@@ -36,7 +36,7 @@ async def client(ledger: RedisLedger, asked: Ask, *, fail: bool = False) -> None
     """The shape of every user of a ledger: ask, wait, work in a few steps, give back by every door."""
     try:
         ticket = await ledger.reserve(asked)
-        if isinstance(ticket, Refusal):
+        if isinstance(ticket, Refusal | RateSpent):
             return
         assert isinstance(await ticket.granted(), Grant)
         for _ in range(3):

@@ -202,19 +202,52 @@ async def test_a_process_that_is_cut_off_goes_on_alone_and_comes_back(redis_serv
             await refresh(two)
             cut.hang()
             await until(lambda: two.mode == "local")
-            await start(two, ask("alone", blocks=15))  # 45 blocks are its share
-            ticket = await queue(two, ask("waits", blocks=20))
+            waits = await queue(two, ask("waits", blocks=15))  # 45 blocks are its share
+            await two.settle("a", 100, 4)
+            assert waits.decision is None, "it can't know who else is cut off: only what is free is for it"
+            await two.release("held")
+            await start(two, ask("again", blocks=15))
+            assert waits.decision is not None, "what it held it may fill up again"
             await until(lambda: one.live == 1)
             await start(one, ask("other", blocks=70))
-            assert ticket.decision is None
             cut.heal()
             await back(two)
             await refresh(one)
             await refresh(two)
-            assert one.view().engines[0].reserved == cost(115, 3), "over by what was decided apart, no more"
+            assert one.view().engines[0].reserved == cost(100, 3), "what the two decided apart fits together"
             await one.release("other")
+            await assert_exact(one, 30, 2)
+
+
+async def test_all_that_are_cut_off_at_once_say_what_they_hold_before_anything_is_granted(redis_server):
+    """Each took what was free while it was alone."""
+    async with FaultProxy(redis_server.port) as cut:
+        async with shared(cut.url, grace_s=0.6) as one, shared(cut.url, grace_s=0.6) as two:
+            for ledger in (one, two):
+                await ledger.observe(engine())
+            await out_of_grace(one)
+            await refresh(two)
+            await start(two, ask("held", blocks=5))
+            cut.hang()
+            await until(lambda: (one.mode, two.mode) == ("local", "local"))
+            ticket = await queue(one, ask("r", blocks=60))
+            await two.settle("a", 5, 1)
+            await start(two, ask("alone", blocks=40))
+            two._keeper._beating, beating = asyncio.Lock(), two._keeper._beating
+            async with two._keeper._beating:  # it is the last to find out
+                cut.heal()
+                await until(lambda: one.up)
+                await one.release("nothing")
+                await asyncio.sleep(0.2)
+                assert ticket.decision is None, "it would have been granted over what the other took"
+            two._keeper._beating = beating
+            await back(two)
+            await refresh(one)
+            assert ticket.decision is None
+            await two.release("alone")
             await ticket.granted()
-            await assert_exact(one, 65, 3)
+            await refresh(one)
+            assert one.view().engines[0].reserved == cost(65, 2)
 
 
 async def test_a_grant_that_was_read_too_late_is_not_taken(redis_server):

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from integration.ledger.process import Pool, open_pool, until_settled
 from kvgate.errors import LedgerCorrupt
 from kvgate.ledger.base import Ask, Refusal
-from kvgate.ledger.scripts import Granted, LeaseLost, Refused, Sums, read_entry
+from kvgate.ledger.scripts import Granted, LeaseLost, Place, Refused, Sums, read_entry
 from kvgate_policies.types import EngineShape
 from unit.ledger.pool import OTHER_SHAPE, SHAPE, ask, cost, engine
 
@@ -37,7 +37,7 @@ class TestReserve:
         p = await pool.join("p", engine(shape=shape))
         seq = await p.reserve(Ask("r", "t", {shape: cost(30, 2, 50)}, 10))
         (entry,) = await pool.stream.read()
-        assert entry == Granted("p", "r", "a", shape, cost(30, 2, 50), seq, entry.gseq)
+        assert entry == Granted("p", "r", "a", shape, cost(30, 2, 50), seq, entry.gseq, "t")
         assert (await pool.use()).reserved == cost(30, 2, 50)
 
     async def test_sent_again_while_it_waits_it_answers_the_same_place(self, pool):
@@ -53,7 +53,7 @@ class TestReserve:
         p = await pool.join("p", engine())
         seq = await p.reserve(ask("r"))
         _, again = await p.scripts.reserve("p", ask("r"), ack=ack)
-        assert again == seq
+        assert again == Place(seq, 0)
         assert (await pool.use()).reservations == 1
 
     async def test_one_whose_grant_was_read_queues_again_also_before_the_next_beat(self, pool):
@@ -77,7 +77,7 @@ class TestReserve:
         await p.hold(ask("x", blocks=100))
         seqs = [await process.queue(ask(f"r{n}", blocks=50)) for n, process in enumerate([q, p, q, p])]
         assert seqs == sorted(seqs)
-        assert await pool.scripts.ahead(seqs) == [0, 1, 2, 3]
+        assert await pool.scripts.ahead([f"r{n}" for n in range(4)]) == [0, 1, 2, 3]
         await p.release("x")
         await p.read()
         await q.read()
@@ -171,7 +171,7 @@ class TestReleaseAndBeat:
         await p.hold(ask("r1", blocks=30))
         await p.hold(ask("r2", blocks=50))
         await p.release("r1")
-        await p.scripts.release("p", p.rel, "a", cost(30))
+        await p.scripts.release("p", p.rel, "a", "tenant", cost(30))
         assert (await pool.use()).reserved == cost(50)
 
     async def test_a_release_that_comes_after_the_beat_that_contains_it_changes_nothing(self, pool):
@@ -181,7 +181,7 @@ class TestReleaseAndBeat:
         grant = p.held.pop("r1")
         p.rel += 1
         await p.beat()
-        await p.scripts.release("p", p.rel, "a", grant.cost)
+        await p.scripts.release("p", p.rel, "a", "tenant", grant.cost)
         assert (await pool.use()).reserved == cost(50)
 
     async def test_a_lost_release_is_healed_by_the_next_beat_which_wakes_whoever_waits(self, pool):
@@ -199,7 +199,7 @@ class TestReleaseAndBeat:
         await p.hold(ask("r", blocks=30, prefill_tokens=5))
         for wrong in (cost(31), cost(30, 2), cost(30, 1, 6), cost(29, 1, 5)):
             with pytest.raises(LedgerCorrupt, match="nothing was changed"):
-                await p.scripts.release("p", 1, "a", wrong)
+                await p.scripts.release("p", 1, "a", "tenant", wrong)
         assert (await pool.use()).reserved == cost(30, 1, 5)
         await p.release("r")
         assert (await pool.use()).reservations == 0
@@ -208,12 +208,12 @@ class TestReleaseAndBeat:
         p, q = await pool.join("p", engine()), await pool.join("q", engine())
         await p.hold(ask("r", blocks=30))
         with pytest.raises(LedgerCorrupt):
-            await q.scripts.release("q", 1, "a", cost(30))
+            await q.scripts.release("q", 1, "a", "tenant", cost(30))
 
     async def test_a_part_of_a_cost_is_given_back_and_more_may_be_taken(self, pool):
         p = await pool.join("p", engine())
         await p.hold(ask("r", blocks=30, prefill_tokens=50))
-        await p.scripts.release("p", 1, "a", cost(-80, 0, 50), reservations=0)
+        await p.scripts.release("p", 1, "a", "tenant", cost(-80, 0, 50), reservations=0)
         use = await pool.use()
         assert (use.reserved, use.reservations) == (cost(110, 1, 0), 1)
 
@@ -255,7 +255,7 @@ class TestReleaseAndBeat:
             moments.append(replace(p, held=dict(p.held)))
             for step in order:
                 if step == 4:
-                    await p.scripts.release(pid, 1, "a", released.cost)
+                    await p.scripts.release(pid, 1, "a", "tenant", released.cost)
                 else:
                     await moments[step].beat()
                 assert (await pool.use()).reserved.blocks in {30, 40}, order
@@ -264,19 +264,22 @@ class TestReleaseAndBeat:
             await p.beat()
             await p.scripts.leave(pid)
 
-    async def test_any_number_of_grants_is_acknowledged_at_once(self, pool):
-        p = await pool.join("p", engine(blocks=5000, seqs=5000))
-        for number in range(2500):
-            await p.scripts.reserve("p", ask(f"r{number}", blocks=1))
-        await p.read()
-        p.ack = (await pool.stream.read())[-1].gseq
-        await p.beat()
-        assert (await pool.use()).reservations == 0
-        assert await pool.client.hlen(pool.key("unseen")) == 0
+    async def test_any_number_of_grants_is_acknowledged_at_once(self, redis_server):
+        async with open_pool(redis_server, lease_ms=300_000) as pool:
+            p = await pool.join("p", engine(blocks=5000, seqs=5000))
+            for number in range(2500):
+                await p.scripts.reserve("p", ask(f"r{number}", blocks=1))
+            await p.read()
+            last = (await pool.stream.read())[-1]
+            assert isinstance(last, Granted)
+            p.ack = last.gseq
+            await p.beat()
+            assert (await pool.use()).reservations == 0
+            assert await pool.client.hlen(pool.key("unseen")) == 0
 
     async def test_sums_on_an_engine_that_nobody_knows_count_once_it_is_known(self, pool):
         p = await pool.join("p")
-        await p.scripts.beat("p", ack=0, rel=0, sums={"a": Sums(cost(70), 1)}, closed=[])
+        await p.scripts.beat("p", ack=0, rel=0, sums={("a", "tenant"): Sums(cost(70), 1)}, closed=[])
         assert (await pool.scripts.view()).engines == ()
         await p.observe(engine())
         assert (await pool.use()).reserved == cost(70)
@@ -285,7 +288,7 @@ class TestReleaseAndBeat:
     async def test_sums_without_a_reservation_are_refused(self, pool):
         p = await pool.join("p", engine())
         with pytest.raises(LedgerCorrupt):
-            await p.scripts.beat("p", ack=0, rel=0, sums={"a": Sums(cost(70), 0)}, closed=[])
+            await p.scripts.beat("p", ack=0, rel=0, sums={("a", "tenant"): Sums(cost(70), 0)}, closed=[])
         assert (await pool.use()).reservations == 0
 
 
@@ -384,7 +387,7 @@ class TestWhole:
         assert "other" in q.held
         await q.scripts.leave("q")
         left = {key.decode().rpartition(":")[2] for key in await pool.client.keys("*")}
-        assert left <= {"meta", "grants"}
+        assert left <= {"meta", "grants", "tenants"}, "and what each tenant was charged"
 
     async def test_a_bounded_call_says_that_it_is_unfinished(self, redis_server):
         async with open_pool(redis_server, grants_max=4) as pool:
@@ -417,8 +420,12 @@ class TestWhole:
                 "processes",
                 "engines",
                 "slots",
+                "holdings",
                 "orphans",
-                "active",
+                "tenants",
+                "busy",
+                "flows",
+                "queue",
                 "parked",
                 "waiters",
                 "owners",
@@ -462,7 +469,7 @@ class TestWhole:
         p = await pool.join("p", engine())
         await p.hold(ask("x", blocks=100))
         await p.queue(ask("r", blocks=60))
-        await pool.client.hdel(pool.key("slots"), "p\x01a")
+        await pool.client.hdel(pool.key("slots"), "p\x01a\x01tenant")
         await pool.client.zrem(pool.key("owners"), "p\x01r")
         faults = await pool.scripts.verify()
         assert any("engine a" in fault for fault in faults)
@@ -486,7 +493,7 @@ class TestWhole:
         p = pool.add("p")
         for call in (
             p.scripts.reserve("p", ask("r")),
-            p.scripts.release("p", 1, "a", cost()),
+            p.scripts.release("p", 1, "a", "tenant", cost()),
             p.scripts.observe("p", engine()),
         ):
             with pytest.raises(LeaseLost):

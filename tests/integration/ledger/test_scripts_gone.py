@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.ledger.process import Pool, open_pool, until_settled
-from kvgate.ledger.scripts import Granted, LeaseLost
+from kvgate.ledger.scripts import Granted, LeaseLost, Place
 from unit.ledger.pool import SHAPE, ask, cost, engine
 
 if TYPE_CHECKING:
@@ -118,15 +118,18 @@ class TestSettle:
             ([20], cost(60, 1, 10)),
             ([20, 20], None),
             ([0, 21], None),
-            ([20, 50, 20], cost(30, 1, 10)),
+            ([20, 22], cost(60, 1, 10)),
+            ([20, 50, 20], cost(60, 1, 10)),
             ([20, 50, 20, 20], None),
             ([80, 20], cost(60, 1, 10)),
-            ([80, 50, 40], cost(30, 1, 10)),
+            ([80, 50, 40], cost(60, 1, 10)),
             ([100, 100], cost(60, 1, 10)),
         ],
         ids=str,
     )
-    async def test_two_readings_in_a_row_decide(self, orphaned, readings, left):
+    async def test_two_readings_in_a_row_that_show_all_of_it_free_free_all_of_it(
+        self, orphaned, readings, left
+    ):
         for in_use in readings:
             await orphaned.scripts.settle("a", in_use)
             await orphaned.check()
@@ -212,13 +215,14 @@ class TestBack:
         await p.read()
         assert "old" in p.held
 
-    async def test_it_takes_back_what_is_left_of_them(self, pool):
+    async def test_while_a_part_of_them_runs_all_of_them_are_kept_for_it(self, pool):
+        """It was only cut off, and starts there what it has room for."""
         p, q = await pool.join("p", engine()), await pool.join("q", engine())
         await p.hold(ask("x", blocks=60))
         await pool.expire("p")
-        for in_use in (30, 30):
+        for in_use in (30, 8, 30):
             await q.scripts.settle("a", in_use)
-        assert await pool.orphaned() == {"p": cost(30)}
+        assert await pool.orphaned() == {"p": cost(60)}
         await p.beat()
         assert (await pool.use()).reserved == cost(60)
 
@@ -241,15 +245,63 @@ class TestBack:
         await p.beat()
         await pool.check()
         assert (await pool.use()).reserved == cost(60)
-        _, seq = await p.scripts.reserve("p", ask("x", blocks=60))
+        _, place = await p.scripts.reserve("p", ask("x", blocks=60))
         assert (await pool.use()).reservations == 1, "its grant is on its way, as before"
         await p.read()
-        assert p.held["x"].seq == seq
+        assert place == Place(p.held["x"].seq, 0)
         await p.beat()
         assert (await pool.use()).reserved == cost(60)
         p.held.clear()
         await p.beat()
         assert (await pool.use()).reservations == 0
+
+
+class TestSilence:
+    """Nobody was heard for a while: Redis was out of reach, and what each holds may be something else by now."""
+
+    async def test_nothing_is_granted_before_all_could_say_what_they_hold(self, redis_server):
+        async with open_pool(redis_server, grace_ms=100) as pool:
+            p, q = await pool.join("p", engine()), await pool.join("q", engine())
+            await asyncio.sleep(0.15)
+            q.held["alone"] = Granted("q", "alone", "a", SHAPE, cost(60), seq=1, gseq=1)
+            reply = await p.beat()
+            assert reply.grace
+            await p.queue(ask("r", blocks=60))
+            while reply.grace:
+                await asyncio.sleep(0.01)
+                await q.beat()
+                reply = await p.beat()
+            await p.read()
+            assert "r" in p.waiting, "60 of 100 are held by q"
+            await q.release("alone")
+            await p.read()
+            assert "r" in p.held
+
+    async def test_nobody_is_taken_for_gone_meanwhile(self, redis_server):
+        async with open_pool(redis_server, grace_ms=200, lease_ms=100) as pool:
+            p, q = await pool.join("p", engine()), await pool.join("q", engine())
+            await asyncio.sleep(0.25)
+            assert (await p.beat()).live == 1
+            assert not (await q.beat()).lease_new
+            assert (await p.beat()).live == 2
+
+    async def test_one_who_stays_away_is_taken_for_gone_after_it(self, redis_server):
+        async with open_pool(redis_server, grace_ms=100, lease_ms=100) as pool:
+            p, _ = await pool.join("p", engine()), await pool.join("q", engine())
+            await asyncio.sleep(0.15)
+            async with asyncio.timeout(15):
+                while set((await pool.scripts.inspect()).leases_ms) != {"p"}:
+                    await p.beat()
+
+    async def test_who_is_all_there_is_or_heard_another_needs_none(self, redis_server):
+        async with open_pool(redis_server, grace_ms=100) as pool:
+            p = await pool.join("p", engine())
+            await asyncio.sleep(0.15)
+            assert not (await p.beat()).grace
+            q = await pool.join("q", engine())
+            await asyncio.sleep(0.15)
+            await pool.client.zadd(pool.key("leases"), {"p": 1 << 50})
+            assert not (await q.beat()).grace, "p was heard"
 
 
 class TestEpoch:
@@ -286,12 +338,11 @@ class TestEpoch:
             reply, _ = await q.scripts.reserve("q", ask("early", blocks=60))
             q.waiting["early"] = ask("early")
             assert (reply.grace, reply.unfinished) == (True, False)
-            p.held["x"] = Granted("p", "x", "a", SHAPE, cost(60), seq=1, gseq=1)
-            await p.beat()
-            await asyncio.sleep(0.25)
-            reply = await pool.scripts.pump()
+            p.held["x"] = Granted("p", "x", "a", SHAPE, cost(60), seq=1, gseq=1, tenant="tenant")
+            while reply.grace:
+                await asyncio.sleep(0.01)
+                reply = await p.beat()
             await q.read()
-            assert not reply.grace
             assert "early" in q.waiting, "60 of 100 are held by p since the epoch before"
             await p.release("x")
             await q.read()

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvgate.ledger.base import Ask, Grant, Refusal
-from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, KVCost
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served
+from kvgate_policies.fairness import FLOWS_MAX, PoolSize, guaranteed_blocks, limit_blocks
+from kvgate_policies.types import (
+    ZERO_COST,
+    EngineLimits,
+    EngineShape,
+    KVCost,
+    PriorityClass,
+    TenantRules,
+)
 from unit.ledger.pool import OTHER_SHAPE, SHAPE, turns
 
 if TYPE_CHECKING:
@@ -33,15 +41,60 @@ PRICES = st.one_of(
     COSTS.map(lambda cost: {SHAPE: cost}),
     st.builds(lambda one, other: {SHAPE: one, OTHER_SHAPE: other}, COSTS, COSTS),
 )
+TENANTS = ("x", "y", "z")
+PRIORITIES = (PriorityClass.INTERACTIVE, PriorityClass.BATCH)
+assert len(TENANTS) * len(PRIORITIES) <= FLOWS_MAX, "a walk reaches all flows"
+RANKS_IN_MS = (None, 10**7, 2 * 10**7)
+"""So far apart that no time passes between them."""
+RULES = st.builds(
+    TenantRules,
+    weight=st.sampled_from([0.5, 1.0, 4.0]),
+    limit=st.sampled_from([1.0, 1.0, 0.6, 0.3]),
+    limit_tokens=st.sampled_from([None, None, 16 * 60]),
+    tokens_per_minute=st.sampled_from([None, None, None, 1000]),
+    requests_per_minute=st.sampled_from([None, None, None, 5]),
+)
+GUARANTEES = st.sampled_from([(0.0, True), (0.0, True), (0.3, True), (0.3, False), (0.1, False)])
+POLICIES = st.dictionaries(
+    st.sampled_from(TENANTS),
+    st.builds(lambda rules, shares: replace(rules, guarantee=shares[0], borrow=shares[1]), RULES, GUARANTEES),
+)
+
+ASKS = st.tuples(
+    st.builds(
+        Ask,
+        request_id=st.just(""),
+        tenant=st.sampled_from(TENANTS),
+        costs=PRICES,
+        queue_depth_max=st.sampled_from([0, 2, 5, 20, 20]),
+        priority=st.sampled_from(PRIORITIES),
+        work=st.sampled_from([1, 50, 400]),
+        tokens=st.sampled_from([0, 30, 300]),
+        force=st.sampled_from([False] * 9 + [True]),
+        avoid=st.sampled_from([frozenset(), frozenset(), frozenset(), frozenset("a"), frozenset("b")]),
+    ),
+    st.sampled_from([0, 0, 0, 1, 2]),
+)
+"""A request without its id, and which of the ranks it has."""
 
 
 @dataclass
 class Waiter:
     ticket: Ticket
+    ask: Ask
     costs: Mapping[EngineShape, KVCost]
-    avoid: frozenset[str]
+    place: tuple[int, int]
+    """Where its rank is among the three there are, and its seq."""
     overtaken: int = 0
     task: asyncio.Task[None] | None = None
+
+    @property
+    def avoid(self) -> frozenset[str]:
+        return self.ask.avoid
+
+    @property
+    def flow(self) -> tuple[PriorityClass, str]:
+        return self.ask.priority, self.ask.tenant
 
 
 @dataclass
@@ -53,38 +106,77 @@ class Model:
     live: dict[str, Grant] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     closed: Refusal | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Request → which of the ranks it has."""
+    rules: dict[str, TenantRules] = field(default_factory=dict)
 
-    def could_start(self, waiter: Waiter, engine_ids: set[str] | None = None) -> bool:
+    @property
+    def pool(self) -> PoolSize:
+        sizes = [limits.shape.block_size for limits in self.limits.values()]
+        return PoolSize(sum(limits.blocks for limits in self.limits.values()), min(sizes, default=1))
+
+    def rules_of(self, tenant: str) -> TenantRules:
+        return self.rules.get(tenant, TenantRules())
+
+    def partition(self, tenant: str) -> int:
+        rules = self.rules_of(tenant)
+        return 0 if rules.borrow else guaranteed_blocks(rules, self.pool)
+
+    def limit(self, tenant: str) -> int | None:
+        others = sum(self.partition(other) for other in TENANTS if other != tenant)
+        return limit_blocks(self.rules_of(tenant), self.pool, others)
+
+    def use(self, tenant: str) -> int:
+        return sum(grant.cost.blocks for grant in self.live.values() if grant.tenant == tenant)
+
+    def set_aside(self, tenant: str) -> int:
+        """Blocks that partitions of others keep from a tenant."""
+        return sum(max(0, self.partition(other) - self.use(other)) for other in TENANTS if other != tenant)
+
+    def queued_of(self, tenant: str) -> int:
+        return sum(waiter.ask.tenant == tenant for waiter in self.waiting.values())
+
+    def within_limit(
+        self, tenant: str, costs: Mapping[EngineShape, KVCost], use: int
+    ) -> dict[EngineShape, KVCost]:
+        limit = self.limit(tenant)
+        return {shape: cost for shape, cost in costs.items() if limit is None or use + cost.blocks <= limit}
+
+    def could_start(
+        self,
+        waiter: Waiter,
+        engine_ids: set[str] | None = None,
+        costs: Mapping[EngineShape, KVCost] | None = None,
+    ) -> bool:
         """Whether some accepting engine would hold it when empty."""
+        costs = waiter.costs if costs is None else costs
         return any(
-            limits.accepting and self.covers(waiter, limits)
+            limits.accepting and self.covers(costs, waiter.avoid, limits)
             for limits in self.limits.values()
             if engine_ids is None or limits.engine_id in engine_ids
         )
 
     @staticmethod
-    def covers(waiter: Waiter, limits: EngineLimits) -> bool:
-        cost = waiter.costs.get(limits.shape)
+    def covers(costs: Mapping[EngineShape, KVCost], avoid: frozenset[str], limits: EngineLimits) -> bool:
+        cost = costs.get(limits.shape)
         return (
             cost is not None
-            and limits.engine_id not in waiter.avoid
+            and limits.engine_id not in avoid
             and cost.blocks <= limits.blocks
             and cost.seqs <= limits.seqs
         )
 
-    def never_fits(self, costs: Mapping[EngineShape, KVCost]) -> bool:
+    def never_fits(self, costs: Mapping[EngineShape, KVCost], tenant: str | None = None) -> bool:
+        """By capacity; with a tenant, by its limit too."""
         priced = [limits for limits in self.limits.values() if limits.shape in costs]
-        nobody = frozenset[str]()
-        return bool(priced) and not any(
-            self.covers(Waiter(None, costs, nobody), limits)  # type: ignore[arg-type]
-            for limits in priced
-        )
+        allowed = costs if tenant is None else self.within_limit(tenant, costs, 0)
+        return bool(priced) and not any(self.covers(allowed, frozenset(), limits) for limits in priced)
 
-    def fits_now(self, waiter: Waiter, use: EngineUse) -> bool:
+    def fits_now(self, waiter: Waiter, costs: Mapping[EngineShape, KVCost], use: EngineUse) -> bool:
         limits, reserved = use.limits, use.reserved
-        if not limits.accepting or not self.covers(waiter, limits):
+        if not limits.accepting or not self.covers(costs, waiter.avoid, limits):
             return False
-        cost = waiter.costs[limits.shape]
+        cost = costs[limits.shape]
         return use.reservations == 0 or (
             reserved.blocks + cost.blocks <= limits.blocks
             and reserved.seqs + cost.seqs <= limits.seqs
@@ -117,24 +209,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seq_last = -1
         self.decided: list[tuple[str, Grant | Refusal]] = []
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(rules=POLICIES)
+    def start(self, rules: dict[str, TenantRules]) -> None:
         self.ledger = self.runner.run(self._open())
         self.before = self.ledger.view()
+        for engine_id in self.engine_ids:
+            self._observe(EngineLimits(engine_id, SHAPE, 100, 16, 100))
+        self.set_tenants(rules)
 
     async def _open(self) -> Ledger:
         return self.open()
 
     # operations
 
-    @rule(
-        costs=PRICES,
-        depth=st.sampled_from([0, 2, 5, 20, 20]),
-        avoid=st.sampled_from([frozenset(), frozenset(), frozenset(), frozenset("a"), frozenset("b")]),
-    )
-    def reserve(self, costs: dict[EngineShape, KVCost], depth: int, avoid: frozenset[str]) -> None:
-        self.ids += 1
-        self._reserve(Ask(f"r{self.ids}", "tenant", costs, depth, None, avoid))
+    @rule(burst=st.lists(ASKS, min_size=1, max_size=6))
+    def reserve(self, burst: list[tuple[Ask, int]]) -> None:
+        for drawn, rank in burst:
+            self.ids += 1
+            ask = replace(drawn, request_id=f"r{self.ids}", rank_in_ms=RANKS_IN_MS[rank])
+            self.model.ranks[ask.request_id] = rank
+            self._reserve(ask)
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data(), costs=PRICES, elsewhere=st.booleans())
@@ -142,7 +236,22 @@ class LedgerMachine(RuleBasedStateMachine):
         grant = data.draw(st.sampled_from(sorted(self.model.live.values(), key=lambda grant: grant.seq)))
         self.release(grant.request_id)
         avoid = frozenset({grant.engine_id}) if elsewhere else frozenset[str]()
-        self._reserve(Ask(grant.request_id, "tenant", costs, 0, grant.seq, avoid))
+        again = Ask(grant.request_id, grant.tenant, costs, 0, grant.seq, grant.priority, grant.work)
+        self._reserve(replace(again, tokens=grant.tokens, rank=grant.rank, avoid=avoid))
+
+    @rule(rules=POLICIES)
+    def set_tenants(self, rules: dict[str, TenantRules]) -> None:
+        self.model.rules = rules
+        self._step(self.ledger.set_tenants(rules))
+
+    @precondition(lambda self: self.model.live)
+    @rule(
+        data=st.data(), served=st.builds(Served, st.sampled_from([0, 50, 900]), st.sampled_from([0, 30, 600]))
+    )
+    def serve(self, data: Any, served: Served) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.model.live)))
+        self._forget_request(request_id)
+        self._step(self.ledger.release(request_id, served))
 
     @precondition(lambda self: self._known())
     @rule(data=st.data(), name=st.sampled_from(["cancel", "release"]))
@@ -184,8 +293,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self, data: Any, blocks: int, seqs: int, prefill_tokens: int, accepting: bool, shape: EngineShape
     ) -> None:
         engine_id = data.draw(st.sampled_from(self.engine_ids))
-        limits = EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting)
-        self.model.limits[engine_id] = limits
+        self._observe(EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting))
+
+    def _observe(self, limits: EngineLimits) -> None:
+        self.model.limits[limits.engine_id] = limits
         self._step(self.ledger.observe(limits))
 
     @precondition(lambda self: self.model.limits)
@@ -235,26 +346,36 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.ended.append(request_id)
 
     def _reserve(self, ask: Ask) -> None:
-        queued_before = len(self.model.waiting)
-        answer = self._step(self.ledger.reserve(ask), ask)
+        model = self.model
+        queued_before = model.queued_of(ask.tenant)
         expected = self._expected(ask)
+        answer = self._step(self.ledger.reserve(ask), ask)
+        full = ask.seq is None and queued_before >= ask.queue_depth_max
         if expected is not None:
             assert answer is expected
-        elif answer is Refusal.QUEUE_FULL:
+        elif isinstance(answer, RateSpent):
             assert ask.seq is None
-            assert queued_before >= ask.queue_depth_max
+            assert getattr(model.rules_of(ask.tenant), answer.budget) is not None
+            assert answer.retry_after_s > 0
+        elif answer is Refusal.QUEUE_FULL:
+            assert full
+        elif answer is Refusal.NO_ENGINE:
+            assert ask.force
+            assert not any(limits.accepting and limits.shape in ask.costs for limits in model.limits.values())
         else:
             assert not isinstance(answer, Refusal), answer
             assert ask.seq == answer.seq if ask.seq is not None else answer.seq > self.seq_last
             self.seq_last = max(self.seq_last, answer.seq)
-            full = ask.seq is None and queued_before >= ask.queue_depth_max
-            assert not (full and ask.request_id in self.model.waiting)
+            assert not (full and ask.request_id in model.waiting)
+            assert not ask.force or ask.request_id in model.live
+        if ask.force and isinstance(answer, Refusal | RateSpent):
+            assert answer in {Refusal.NO_ENGINE, model.closed}
 
     def _expected(self, ask: Ask) -> Refusal | None:
         model = self.model
         if model.closed is not None:
             return model.closed
-        if model.never_fits(ask.costs):
+        if model.never_fits(ask.costs, ask.tenant) and not ask.force:
             return Refusal.NEVER_FITS
         return Refusal.NO_ENGINE if set(model.limits) <= ask.avoid else None
 
@@ -265,8 +386,9 @@ class LedgerMachine(RuleBasedStateMachine):
     async def _run(self, operation: Coroutine[Any, Any, Any], ask: Ask | None) -> Any:
         self.decided.clear()
         answer = await operation
-        if ask is not None and not isinstance(answer, Refusal):
-            self.model.waiting[ask.request_id] = Waiter(answer, ask.costs, ask.avoid)
+        if ask is not None and not isinstance(answer, Refusal | RateSpent):
+            place = self.model.ranks[ask.request_id], answer.seq
+            self.model.waiting[ask.request_id] = Waiter(answer, ask, ask.costs, place)
         for request_id, waiter in self.model.waiting.items():
             if waiter.task is None:
                 waiter.task = asyncio.create_task(self._watch(request_id, waiter.ticket))
@@ -276,12 +398,17 @@ class LedgerMachine(RuleBasedStateMachine):
         for check in (
             self._check_sums,
             self._check_balance,
+            self._check_tenants,
             self._check_pins,
             self._check_no_lost_wake_up,
         ):
             check(view)
+        self.check_inside()
         self.before = view
         return answer
+
+    def check_inside(self) -> None:
+        """For a subclass that can look into its ledger."""
 
     async def _watch(self, request_id: str, ticket: Ticket) -> None:
         try:
@@ -300,27 +427,55 @@ class LedgerMachine(RuleBasedStateMachine):
                 never = decision is Refusal.NEVER_FITS and self.model.never_fits(waiter.costs)
                 assert never or decision is self.model.closed
                 continue
-            assert decision.cost == waiter.costs[self.model.limits[decision.engine_id].shape]
-            assert decision.engine_id not in waiter.avoid
+            shape = self.model.limits[decision.engine_id].shape
+            assert (decision.shape, decision.cost) == (shape, waiter.costs[shape])
+            assert (decision.priority, decision.tenant) == waiter.flow
+            assert (decision.work, decision.tokens) == (waiter.ask.work, waiter.ask.tokens)
+            assert decision.forced is None or waiter.ask.force
             self.model.live[request_id] = decision
-            self._check_order(decision, waiter)
+            if decision.forced is None:
+                assert decision.engine_id not in waiter.avoid
+                self._check_order(decision, waiter)
         self._check_capacity(view)
+        self._check_limits()
 
     def _check_order(self, grant: Grant, waiter: Waiter) -> None:
-        """FIFO among those that cost as much; the bound on being passed; nothing new on another's engine."""
+        """In its flow: the order among those that cost as much, the bound on being passed, and nothing new on an
+        engine that one before it has pinned.
+        """
+        before = [
+            other
+            for other in self.model.waiting.values()
+            if other.flow == waiter.flow and other.place < waiter.place
+        ]
         pins = {use.limits.engine_id: use.pinned_by for use in self.before.engines if use.pinned_by}
         quiet = not pins and self.ledger.view().totals["pins"] == self.before.totals["pins"]
         pinner = pins.get(grant.engine_id)
-        assert pinner in {None, grant.request_id} or self._pin_ended(grant.engine_id, pinner)
-        for other in self.model.waiting.values():
-            if other.ticket.seq > grant.seq:
-                continue
+        if pinner in {other.ticket.request_id for other in before}:
+            assert self._pin_ended(grant.engine_id, pinner)
+        for other in before:
             if quiet and not self._costs_less(waiter, other):
                 assert not other.avoid <= waiter.avoid, f"{grant} passed {other}"
             if self.model.could_start(other, {grant.engine_id}):
                 other.overtaken += 1
                 if len(self.engine_ids) == 1:
                     assert other.overtaken <= self.bypass_max
+
+    def _check_limits(self) -> None:
+        """Where a tenant was granted something, it is within its limit, and the partitions of others are whole."""
+        model = self.model
+        granted = [grant for _, grant in self.decided if isinstance(grant, Grant)]
+        forced = {grant.tenant for grant in granted if grant.forced is not None}
+        for tenant in {grant.tenant for grant in granted} - forced:
+            limit = model.limit(tenant)
+            assert limit is None or model.use(tenant) <= limit
+            if (
+                any(model.partition(other) for other in TENANTS)
+                and not forced
+                and not model.partition(tenant)
+            ):
+                total = sum(model.use(other) for other in TENANTS)
+                assert total <= model.pool.blocks - model.set_aside(tenant)
 
     def _pin_ended(self, engine_id: str, pinner: str | None) -> bool:
         now = {use.limits.engine_id: use.pinned_by for use in self.ledger.view().engines}
@@ -342,7 +497,7 @@ class LedgerMachine(RuleBasedStateMachine):
         granted = [grant for _, grant in self.decided if isinstance(grant, Grant)]
         for use in view.engines:
             mine = [grant for grant in granted if grant.engine_id == use.limits.engine_id]
-            if mine:
+            if mine and all(grant.forced is None for grant in mine):
                 assert use.reserved.blocks <= use.limits.blocks
                 assert use.reserved.seqs <= use.limits.seqs
                 alone = sum(1 for grant in self._live_on(use) if grant.cost.prefill_tokens) <= 1
@@ -368,9 +523,29 @@ class LedgerMachine(RuleBasedStateMachine):
         assert view.queued == len(self.model.waiting)
         assert totals["arrivals"] == view.queued + totals["grants"] + totals["cancels"] + refused
         assert totals["grants"] == len(self.model.live) + totals["releases"] + totals["voided"]
-        places = sorted(waiter.ticket.seq for waiter in self.model.waiting.values())
         for waiter in self.model.waiting.values():
-            assert waiter.ticket.position == places.index(waiter.ticket.seq)
+            ahead = [
+                other
+                for other in self.model.waiting.values()
+                if other.flow == waiter.flow and other.place < waiter.place
+            ]
+            assert waiter.ticket.position == len(ahead)
+
+    def _check_tenants(self, view: LedgerView) -> None:
+        model = self.model
+        shown = {use.name: use for use in view.tenants}
+        for tenant in TENANTS:
+            holds = sum(grant.tenant == tenant for grant in model.live.values())
+            if tenant not in shown:
+                assert tenant not in model.rules
+                assert holds == model.queued_of(tenant) == 0
+                continue
+            use, limit = shown[tenant], model.limit(tenant)
+            assert use.rules == model.rules_of(tenant)
+            assert (use.blocks, use.reservations) == (model.use(tenant), holds)
+            assert use.queued == model.queued_of(tenant)
+            assert use.blocks_guaranteed == guaranteed_blocks(use.rules, model.pool)
+            assert use.blocks_limit == (model.pool.blocks if limit is None else limit)
 
     def _check_pins(self, view: LedgerView) -> None:
         pinners = [use.pinned_by for use in view.engines if use.pinned_by is not None]
@@ -378,18 +553,47 @@ class LedgerMachine(RuleBasedStateMachine):
         for use in view.engines:
             if use.pinned_by is not None:
                 assert use.limits.accepting
-                assert self.model.covers(self.model.waiting[use.pinned_by], use.limits)
+                waiter = self.model.waiting[use.pinned_by]
+                assert self.model.covers(waiter.costs, waiter.avoid, use.limits)
 
     def _check_no_lost_wake_up(self, view: LedgerView) -> None:
-        """Nobody within the scan waits while an engine is free for it."""
-        waiting = sorted(self.model.waiting.items(), key=lambda item: item[1].ticket.seq)
-        runnable = [(request_id, waiter) for request_id, waiter in waiting if self.model.could_start(waiter)]
+        """Nobody within the scan of its flow waits while an engine and its tenant's shares are free for it."""
+        flows: dict[tuple[PriorityClass, str], list[Waiter]] = {}
+        for waiter in sorted(self.model.waiting.values(), key=lambda waiter: waiter.place):
+            if self.model.could_start(waiter):
+                flows.setdefault(waiter.flow, []).append(waiter)
         pinners = {use.pinned_by for use in view.engines}
-        looked = 0
-        for request_id, waiter in runnable:
-            for use in view.engines:
-                is_open = use.pinned_by in {None, request_id}
-                assert not (is_open and self.model.fits_now(waiter, use)), f"{request_id} fits {use}"
-            looked += request_id not in pinners
-            if looked == self.scan_depth:
-                break
+        for waiters in flows.values():
+            looked = 0
+            for waiter in waiters:
+                costs = self.model.within_limit(
+                    waiter.ask.tenant, waiter.costs, self.model.use(waiter.ask.tenant)
+                )
+                if not self.model.could_start(waiter, costs=costs):
+                    break
+                self._check_waits_for_room(waiter, self._open_to(waiter, costs), view)
+                looked += waiter.ticket.request_id not in pinners
+                if looked == self.scan_depth:
+                    break
+
+    def _open_to(self, waiter: Waiter, costs: Mapping[EngineShape, KVCost]) -> dict[EngineShape, KVCost]:
+        """The prices that the partitions of others leave room for, whatever else may be kept free."""
+        model = self.model
+        if not any(model.partition(tenant) for tenant in TENANTS):
+            return dict(costs)
+        room = model.pool.blocks - sum(model.use(tenant) for tenant in TENANTS)
+        room -= model.set_aside(waiter.ask.tenant)
+        if not model.partition(waiter.ask.tenant):
+            room -= sum(
+                max(cost.blocks for cost in other.costs.values())
+                for other in model.waiting.values()
+                if other is not waiter
+            )
+        return {shape: cost for shape, cost in costs.items() if cost.blocks <= room}
+
+    def _check_waits_for_room(
+        self, waiter: Waiter, costs: Mapping[EngineShape, KVCost], view: LedgerView
+    ) -> None:
+        for use in view.engines:
+            is_open = use.pinned_by in {None, waiter.ticket.request_id}
+            assert not (is_open and self.model.fits_now(waiter, costs, use)), f"{waiter} fits {use}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvgate.ledger.base import Ledger, Ticket
-    from kvgate_policies.types import EngineUse
+    from kvgate_policies.types import EngineUse, TenantUse
 
 SHAPE = EngineShape(block_size=16, max_model_len=4096)
 OTHER_SHAPE = EngineShape(block_size=32, max_model_len=4096)
@@ -42,10 +42,12 @@ def ask(
     depth: int = 100,
     seq: int | None = None,
     avoid: frozenset[str] = frozenset(),
+    tenant: str = "tenant",
+    **more: Any,
 ) -> Ask:
-    """A request priced for `SHAPE` only."""
+    """A request priced for `SHAPE` only; `more` are other fields of `Ask`."""
     costs = {SHAPE: KVCost(blocks, seqs, prefill_tokens)}
-    return Ask(request_id, "tenant", costs, depth, seq, avoid)
+    return Ask(request_id, tenant, costs, depth, seq, avoid=avoid, **more)
 
 
 class HandClock:
@@ -74,7 +76,7 @@ class Probe:
     async def queue(self, asked: Ask) -> Ticket:
         """Reserve, and expect a ticket."""
         ticket = await self.ledger.reserve(asked)
-        assert not isinstance(ticket, Refusal), ticket
+        assert not isinstance(ticket, Refusal | RateSpent), ticket
         return ticket
 
     async def start(self, asked: Ask) -> Grant:
@@ -106,6 +108,10 @@ class Probe:
 
     def use(self, engine_id: str = "a") -> EngineUse:
         (use,) = [use for use in self.ledger.view().engines if use.limits.engine_id == engine_id]
+        return use
+
+    def tenant(self, name: str) -> TenantUse:
+        (use,) = [use for use in self.ledger.view().tenants if use.name == name]
         return use
 
     def assert_empty(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from kvgate.errors import ConfigError
-from kvgate.ledger.connect import Address, Kind, parse_url
+from kvgate.ledger.connect import Address, Connection, Kind, Sentinels, parse_url
 
 
 @pytest.mark.parametrize(
@@ -87,3 +90,46 @@ def test_an_address_shows_no_password():
     address = parse_url("rediss+sentinel://ann:SECRET@s1,s2/main?sentinel_password=SECRET")
     assert "SECRET" not in f"{address} {address!r}"
     assert str(address) == "rediss+sentinel://s1:26379,s2:26379/main"
+
+
+class Sentinel:
+    """Answers after a turn of the loop, whether it takes the master for alive."""
+
+    def __init__(self, *, knows: bool) -> None:
+        self.knows = knows
+
+    async def sentinel_masters(self) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        state = {"is_sdown": not self.knows, "is_odown": False, "num-other-sentinels": 2}
+        return {"main": {"is_master": True, "ip": "10.0.0.1", "port": 6379, **state}}
+
+
+async def test_no_sentinel_is_lost_when_both_clients_ask_at_the_same_time():
+    """While a master fails, some sentinels know it and others don't yet."""
+    sentinels: Any = Sentinels([], sentinel_kwargs={})
+    first, second, third = Sentinel(knows=False), Sentinel(knows=True), Sentinel(knows=True)
+    sentinels.sentinels = [first, second, third]
+    found = await asyncio.gather(*(sentinels.discover_master("main") for _ in range(2)))
+    assert found == [("10.0.0.1", 6379)] * 2
+    assert sentinels.sentinels == [second, first, third], "the one that knew is asked first from now on"
+
+
+async def test_what_cannot_be_closed_in_order_keeps_nothing_else_open():
+    connection = Connection("redis+sentinel://s1,s2/main")
+    closed: list[str] = []
+
+    async def fails() -> None:
+        raise ConnectionError("reset while closing")
+
+    def closes(name: str) -> Any:
+        async def close() -> None:
+            closed.append(name)
+
+        return close
+
+    connection.calls.aclose = fails  # type: ignore[method-assign]
+    connection.reading.aclose = closes("reading")  # type: ignore[method-assign]
+    connection._sentinels.aclose = closes("sentinels")  # type: ignore[union-attr, method-assign]
+    with pytest.raises(ConnectionError):
+        await connection.aclose()
+    assert closed == ["reading", "sentinels"]

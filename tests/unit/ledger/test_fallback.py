@@ -6,12 +6,33 @@ import pytest
 
 from kvgate.ledger.base import Ask, Grant, Refusal
 from kvgate.ledger.fallback import Fallback, OnFailure
+from kvgate_policies.types import EngineLimits
 from unit.ledger.pool import SHAPE, ask, cost, engine
 
+LEASED_S, HOLD_S = 5.0, 60.0
 
-def fallback(mode: OnFailure = OnFailure.LOCAL, live: int = 2, *engines: object) -> Fallback:
-    limits = engines or (engine(),)
-    return Fallback(mode, live, limits, bypass_max=8, scan_depth=4, grants_max=16)  # type: ignore[arg-type]
+
+def fallback(
+    mode: OnFailure = OnFailure.LOCAL, live: int = 2, *engines: EngineLimits, floor: int = 0
+) -> Fallback:
+    """`floor` is in blocks of engine `a`, one sequence for each ten."""
+    bounds = {"bypass_max": 8, "scan_depth": 4, "grants_max": 16}
+    return Fallback(
+        mode,
+        live,
+        engines or (engine(),),
+        floors={"a": cost(floor, floor // 10)},
+        leased_until_s=LEASED_S,
+        orphan_hold_s=HOLD_S,
+        **bounds,
+    )
+
+
+def with_room(live: int = 2, *engines: EngineLimits) -> Fallback:
+    """In mode `local`, and the gauges show that nobody uses the engine."""
+    alone = fallback(OnFailure.LOCAL, live, *engines)
+    alone.gauge("a", 0, 0, 0.0)
+    return alone
 
 
 def queue(alone: Fallback, asked: Ask, place: tuple[int, int] | None = None) -> list[str]:
@@ -30,7 +51,7 @@ def held(request_id: str, blocks: int) -> Grant:
 
 def test_local_fills_its_share_and_no_more():
     """Nine tenths of 100 blocks for two processes: 45."""
-    alone = fallback()
+    alone = with_room()
     assert queue(alone, ask("r1", blocks=25)) == ["r1"]
     assert queue(alone, ask("r2", blocks=21)) == []
     assert queue(alone, ask("r3", blocks=20)) == ["r3"]
@@ -40,7 +61,7 @@ def test_local_fills_its_share_and_no_more():
 def test_the_shares_of_all_processes_together_leave_a_tenth(live):
     together = 0
     for _ in range(live):
-        alone = fallback(OnFailure.LOCAL, live, engine(seqs=10_000))
+        alone = with_room(live, engine(seqs=10_000))
         for number in range(100):
             alone.reserve(ask(f"r{number}", blocks=1), None, 0.0)
         while alone.unfinished:
@@ -50,56 +71,107 @@ def test_the_shares_of_all_processes_together_leave_a_tenth(live):
 
 
 def test_what_is_held_already_counts():
-    alone = fallback()
+    alone = fallback(floor=40)
     alone.adopt(held("x", 40))
     assert queue(alone, ask("r", blocks=10)) == []
-    alone.end("x")
+    alone.end("x", 0.0)
     assert started(alone) == ["r"]
 
 
 def test_more_than_the_share_may_be_held_already():
-    alone = fallback()
+    alone = fallback(floor=99)
     alone.adopt(held("x", 99))
     assert queue(alone, ask("r", blocks=1)) == []
     assert alone.view(0.0).engines[0].reserved == cost(99)
 
 
 def test_what_is_held_on_an_engine_that_left_weighs_nothing():
-    alone = fallback()
+    alone = with_room()
     alone.adopt(Grant("x", "gone", SHAPE, cost(40), 0))
     assert queue(alone, ask("r", blocks=45)) == ["r"]
+    alone.renew("x", cost(1))
+    alone.end("x", 0.0)
 
 
 def test_larger_than_the_share_waits_and_larger_than_the_engine_never_fits():
-    alone = fallback()
+    alone = with_room()
     assert queue(alone, ask("large", blocks=60)) == []
     assert queue(alone, ask("small", blocks=40)) == ["small"], "it holds nobody up"
     assert alone.reserve(ask("huge", blocks=101), None, 0.0) is Refusal.NEVER_FITS
 
 
 def test_a_process_that_never_had_a_heartbeat_has_no_share():
-    alone = fallback(OnFailure.LOCAL, 0)
+    alone = with_room(0)
     assert queue(alone, ask("r", blocks=1)) == []
 
 
-def test_local_takes_no_more_than_the_gauge_leaves_room_for():
+def test_beyond_what_redis_counts_it_needs_a_gauge_that_shows_room():
     """Others use more than their share: 80 of 100 blocks are in use, so 10 are left of nine tenths."""
-    alone = fallback()
-    alone.adopt(held("x", 5))
-    alone.gauge("a", 80)
+    alone = fallback(floor=10)
+    alone.adopt(held("x", 10))
     assert queue(alone, ask("r1", blocks=11)) == []
+    alone.gauge("a", 80, None, 0.0)
+    assert started(alone) == []
     assert queue(alone, ask("r2", blocks=10)) == ["r2"]
-    alone.gauge("a", 95)
+    alone.gauge("a", 95, None, 1.0)
     assert queue(alone, ask("r3", blocks=1)) == []
-    alone.gauge("a", 20)
+    alone.gauge("a", 20, None, 2.0)
     assert started(alone) == ["r1", "r3"]
 
 
-def test_a_gauge_that_shows_much_room_widens_no_share():
-    alone = fallback()
-    alone.gauge("a", 0)
-    assert queue(alone, ask("r1", blocks=45)) == ["r1"]
-    assert queue(alone, ask("r2", blocks=1)) == []
+def test_what_redis_counts_is_filled_up_again_however_full_the_engine_is():
+    alone = fallback(floor=30)
+    for name in ("x", "y", "z"):
+        alone.adopt(held(name, 10))
+    alone.gauge("a", 100, 10, 0.0)
+    assert queue(alone, ask("r1", blocks=10)) == []
+    alone.end("x", 0.5)
+    assert started(alone) == ["r1"]
+
+
+def test_what_was_left_free_for_a_while_is_not_filled_up_again():
+    """The others may have been shown it free, and use it; not before the lease is over."""
+    alone = fallback(floor=30)
+    for name in ("x", "y", "z"):
+        alone.adopt(held(name, 10))
+    for name in ("x", "y", "z"):
+        alone.end(name, LEASED_S - 0.1)
+    assert started(alone) == []
+    for name in ("r1", "r2", "r3"):
+        assert queue(alone, ask(name, blocks=10)) == [name]
+    for name in ("r1", "r2"):
+        alone.end(name, LEASED_S)
+    assert started(alone) == []
+    assert alone.reserve(ask("r4", blocks=10), None, LEASED_S) is None
+    assert started(alone) == []
+
+
+def test_what_was_idle_when_the_lease_ran_out_is_not_filled_up_later():
+    alone = fallback(floor=30)
+    for name in ("x", "y", "z"):
+        alone.adopt(held(name, 10))
+        alone.end(name, LEASED_S - 1)
+    assert alone.reserve(ask("r", blocks=10), None, LEASED_S + 1) is None
+    assert started(alone) == []
+
+
+def test_what_redis_has_forgotten_is_not_filled_up_again():
+    alone = fallback(floor=30)
+    for name in ("x", "y", "z"):
+        alone.adopt(held(name, 10))
+    alone.end("x", LEASED_S + HOLD_S - 1)
+    assert queue(alone, ask("r1", blocks=10)) == ["r1"]
+    assert alone.reserve(ask("r2", blocks=10), None, LEASED_S + HOLD_S) is None
+    alone.end("y", LEASED_S + HOLD_S)
+    assert started(alone) == []
+    alone.gauge("a", 70, None, LEASED_S + HOLD_S)
+    assert started(alone) == ["r2"]
+
+
+def test_room_that_was_read_long_ago_is_not_used():
+    alone = with_room()
+    assert alone.reserve(ask("r", blocks=10), None, 60.0) is None
+    assert started(alone) == []
 
 
 def test_closed_starts_nothing_and_keeps_the_bound_of_the_queue():
@@ -152,8 +224,10 @@ def test_the_view_shows_the_engines_as_they_are():
 
 @pytest.mark.parametrize("how", ["void", "forget"])
 def test_what_an_engine_lost_is_given_back(how):
-    alone = fallback()
+    alone = fallback(floor=40)
     alone.adopt(held("x", 40))
     getattr(alone, how)("a")
     alone.observe(engine())
-    assert queue(alone, ask("r", blocks=45)) == ["r"]
+    assert queue(alone, ask("r", blocks=45)) == []
+    alone.gauge("a", 0, 0, 0.0)
+    assert started(alone) == ["r"]

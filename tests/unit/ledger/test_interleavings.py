@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.base import Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
 from kvgate_policies.types import ZERO_COST
 from unit.ledger.pool import HandClock, ask, cost, engine, turns
@@ -50,7 +50,7 @@ class Client:
         match next(self.calls):
             case "reserve":
                 ticket = await self.ledger.reserve(ask(self.name, blocks=self.blocks))
-                assert not isinstance(ticket, Refusal)
+                assert not isinstance(ticket, Refusal | RateSpent)
                 self.ticket = ticket
                 self.watches.append(asyncio.ensure_future(ticket.granted()))
             case "cancel":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from kvgate.ledger.base import Grant, Refusal
+from kvgate.ledger.base import Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
 from unit.ledger.pool import HandClock, Probe, ask, engine
 
@@ -31,7 +31,7 @@ async def client(probe: Probe, asked: Ask, *, fail: bool = False) -> None:
     """The shape of every user of a ledger: ask, wait, work in a few steps, give back by every door."""
     try:
         ticket = await probe.ledger.reserve(asked)
-        if isinstance(ticket, Refusal):
+        if isinstance(ticket, Refusal | RateSpent):
             return
         assert isinstance(await ticket.granted(), Grant)
         for _ in range(3):

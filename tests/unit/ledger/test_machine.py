@@ -8,17 +8,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvgate.ledger.memory import MemoryLedger
+from kvgate.ledger.turns import BY_GUARANTEE
+from kvgate_policies.fairness import AGEING
 from unit.ledger.machine import LedgerMachine
 from unit.ledger.pool import HandClock
 
 if TYPE_CHECKING:
     from kvgate.ledger.base import Ledger
+    from kvgate.ledger.book import Book
+    from kvgate.ledger.queue import Queue
+    from kvgate.ledger.tenants import Tenants
+    from kvgate.ledger.turns import Turns
 
 pytestmark = pytest.mark.timeout(300)
 """A failure is shrunk, which takes longer than finding it."""
 
 STEPS = settings(
-    max_examples=120,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -29,6 +35,37 @@ STEPS = settings(
 class MemoryMachine(LedgerMachine):
     def open(self) -> Ledger:
         return MemoryLedger(HandClock(), self.bypass_max, self.scan_depth, self.grants_per_call_max)
+
+    def check_inside(self) -> None:
+        assert isinstance(self.ledger, MemoryLedger)
+        core = self.ledger._core
+        check_order(core._turns, core._queue)
+        check_shares(core._turns, core._tenants, core._book)
+
+
+def check_order(turns: Turns, queue: Queue) -> None:
+    """Each flow with an active entry is in the walk once, in its tier and at its tag, or suspended."""
+    active = {key for key, lane in queue._lanes.items() if lane.active}
+    assert set(turns._listed) | turns._suspended == active
+    assert not set(turns._listed) & turns._suspended
+    for (level, tenant), (tier, tag) in turns._listed.items():
+        assert (tag, tenant) in turns._order[tier][level]
+        assert (tier == BY_GUARANTEE) == (tenant in turns._below)
+    for lists in turns._order:
+        assert all(flows == sorted(flows) for flows in lists)
+    assert sum(len(flows) for lists in turns._order for flows in lists) == len(turns._listed)
+    assert not turns._tags.keys() & turns._listed.keys(), "a flow in the walk has one tag"
+    assert all(0 <= count <= AGEING for count in turns.overtaken)
+
+
+def check_shares(turns: Turns, tenants: Tenants, book: Book) -> None:
+    accounts = tenants._accounts
+    assert tenants._blocks == sum(use.reserved.blocks for use in book.uses())
+    assert tenants._blocks == sum(account.blocks for account in accounts.values())
+    assert tenants._spare == sum(account.spare for account in accounts.values())
+    assert tenants._partitions == sum(account.partition for account in accounts.values())
+    below = {name for name, account in accounts.items() if account.blocks < account.guaranteed}
+    assert turns._below == below
 
 
 class OneEngineMachine(MemoryMachine):

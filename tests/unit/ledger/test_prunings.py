@@ -11,7 +11,8 @@ from kvgate.ledger.base import Ask
 from kvgate.ledger.core import LedgerCore
 from kvgate.ledger.grants import GrantLoop
 from kvgate_policies.placement import place
-from kvgate_policies.types import EngineLimits, KVCost
+from kvgate_policies.types import CLASSES, EngineLimits, KVCost, PriorityClass
+from unit.ledger.conformance_tenants import some_rules
 from unit.ledger.pool import OTHER_SHAPE, SHAPE
 
 if TYPE_CHECKING:
@@ -28,13 +29,18 @@ class PlainLoop(GrantLoop):
     def reaches(self, entry):
         return True
 
-    def _place(self, entry, walk):
-        return place(entry.costs, self._book.uses(), entry.request_id, entry.avoid, self._tie)
+    def could_start(self, entry, costs=None):
+        entry.startable_on = None
+        return super().could_start(entry, costs)
+
+    def _place(self, entry, costs, walk):
+        engine_id = place(costs, self._book.uses(), entry.request_id, entry.avoid, self._tie)
+        return None if engine_id is None else self._book.use(engine_id)
 
 
 def plain_core() -> LedgerCore:
     core = LedgerCore(**BOUNDS)
-    core._loop = PlainLoop(core._book, core._queue, **BOUNDS)
+    core._loop = PlainLoop(core._book, core._queue, core._turns, core._tenants, **BOUNDS)
     return core
 
 
@@ -47,6 +53,7 @@ class Script:
         self.count = 0
         self.waiting: dict[str, int] = {}
         self.running: dict[str, int] = {}
+        self.flow_of: dict[str, tuple[str, PriorityClass]] = {}
 
     def cost(self) -> KVCost:
         blocks = self.rng.choice([5, 20, 30, 40, 60, 60, 90])
@@ -73,12 +80,17 @@ class Script:
                 self.running[request_id] = seq
 
     def reserve(self, request_id: str, seq: int | None) -> None:
-        ask = Ask(request_id, "t", self.costs(), 12, seq, self.avoid() if seq is None else frozenset())
+        avoid = self.avoid() if seq is None else frozenset[str]()
+        tenant, priority = self.flow_of.setdefault(
+            request_id, (self.rng.choice("tuv"), self.rng.choice(CLASSES))
+        )
+        work = self.rng.randint(1, 100)
+        ask = Ask(request_id, tenant, self.costs(), 8, seq, priority, work, avoid=avoid)
         self.waiting[request_id] = -1
 
         def operation(core: LedgerCore) -> object:
             answer = core.reserve(ask, 0.0)
-            if isinstance(answer, str):
+            if not isinstance(answer, int):
                 self.waiting.pop(request_id, None)
             else:
                 self.waiting[request_id] = answer
@@ -102,6 +114,9 @@ class Script:
             else:
                 costs = self.costs()
                 self.both(lambda core: core.reprice(request_id, costs))
+        elif kind < 0.89:
+            rules = {tenant: some_rules(self.rng) for tenant in "tuv" if self.rng.random() < 0.5}
+            self.both(lambda core: core.set_tenants(rules))
         else:
             self.change_an_engine()
 
@@ -133,7 +148,7 @@ class Script:
 @pytest.mark.parametrize("block", range(4))
 def test_prunings_change_no_answer(block):
     grants = pins = 0
-    for seed in range(block * 60, block * 60 + 60):
+    for seed in range(block * 40, block * 40 + 40):
         script = Script(seed)
         for _ in range(120):
             script.step()

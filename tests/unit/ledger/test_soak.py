@@ -11,7 +11,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
 from kvgate_policies.types import EngineLimits, KVCost
 from support.virtual_loop import LoopClock, run_virtual
@@ -64,8 +64,8 @@ class Soak:
         try:
             for _ in range(3):
                 ticket = await self.ledger.reserve(Ask(request_id, "t", {SHAPE: cost}, 200, seq))
-                if isinstance(ticket, Refusal):
-                    self.ends[ticket] += 1
+                if isinstance(ticket, Refusal | RateSpent):
+                    self.ends[str(ticket)] += 1
                     return
                 decision = None
                 with anyio.move_on_after(self.rng.choice([0.5, 30.0, 30.0])):

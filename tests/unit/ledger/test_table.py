@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvgate.ledger.base import Grant, Refusal
-from kvgate.ledger.scripts import Sums
+from kvgate.ledger.scripts import Place, Sums
 from kvgate.ledger.table import DOUBTFUL_MAX, DOUBTFUL_TIMES, Entry, Table
+from kvgate_policies.types import PriorityClass
 from unit.ledger.pool import SHAPE, ask, cost
 
 
 def hold(table: Table, entry: Entry, engine_id: str = "a", blocks: int = 10) -> None:
-    grant = Grant(entry.request_id, engine_id, SHAPE, cost(blocks), entry.ticket.seq)
+    grant = Grant(entry.request_id, engine_id, SHAPE, cost(blocks), entry.ticket.seq, entry.ask.tenant)
     table.hold(entry, grant, counted=grant.cost)
 
 
@@ -39,9 +42,11 @@ def test_a_claim_has_the_sums_of_all_that_is_held():
     for name, engine_id in (("r1", "a"), ("r2", "a"), ("r3", "b")):
         hold(table, table.add(ask(name)), engine_id)
     table.add(ask("waits"))
-    assert table.claim() == {"a": Sums(cost(20, 2), 2), "b": Sums(cost(10), 1)}
+    hold(table, table.add(replace(ask("r4"), tenant="other")), "b")
+    both = {("b", "tenant"): Sums(cost(10), 1), ("b", "other"): Sums(cost(10), 1)}
+    assert table.claim() == {("a", "tenant"): Sums(cost(20, 2), 2), **both}
     table.strike("a")
-    assert table.claim() == {"b": Sums(cost(10), 1)}
+    assert table.claim() == both
 
 
 def test_what_a_claim_contains_is_counted_from_then_on():
@@ -53,13 +58,50 @@ def test_what_a_claim_contains_is_counted_from_then_on():
     assert entry.counted == cost(30)
 
 
-def test_who_waits_stands_in_the_order_of_the_queue():
+def test_what_redis_surely_counts_is_of_its_own_grants_and_of_claims_that_were_taken():
+    table = Table()
+    hold(table, table.add(ask("granted there")), blocks=10)
+    here = table.add(ask("granted here"))
+    table.hold(here, Grant("granted here", "a", SHAPE, cost(30), 0), counted=None)
+    assert table.known() == {"a": cost(10)}
+    table.claim()
+    assert table.known() == {"a": cost(10)}, "it may have been lost"
+    table.claim_taken()
+    assert table.known() == {"a": cost(40, 2)}
+    table.drop(here)
+    assert table.known() == {"a": cost(10)}, "Redis may have been told"
+
+
+def test_what_ended_without_redis_being_told_is_still_counted_there():
+    table = Table()
+    entry = table.add(ask("r"))
+    hold(table, entry, blocks=10)
+    table.drop(entry)
+    table.ended_untold(entry)
+    assert table.known() == {"a": cost(10)}
+    table.claim()
+    table.claim_taken()
+    assert table.known() == {}
+
+
+def test_what_was_given_back_since_a_claim_is_not_surely_counted():
+    table = Table()
+    entry = table.add(ask("r"))
+    hold(table, entry, blocks=10)
+    table.claim()
+    entry.counted = cost(4)
+    entry.give_back(cost(4))
+    table.claim_taken()
+    assert table.known() == {"a": cost(4)}
+
+
+def test_who_waits_stands_in_the_order_of_arrival():
     table = Table()
     guess = table.add(ask("guess"))
     placed = table.add(ask("placed"))
     again = table.add(ask("again", seq=3))
-    table.placed(placed, 7)
-    table.placed(guess, 9)
+    table.placed(placed, Place(7, 0))
+    table.placed(guess, Place(9, 0))
     assert [entry.request_id for entry in table.waiting()] == ["again", "placed", "guess"]
     assert [entry.again().seq for entry in (again, placed, guess)] == [3, 7, 9]
 
@@ -71,18 +113,45 @@ def test_a_guess_comes_behind_all_that_was_seen_and_is_asked_for_anew():
     assert (entry.ticket.seq, entry.again().seq) == (42, None)
 
 
-def test_who_is_asked_for_again_is_not_refused_for_the_depth():
-    assert Table().add(ask("r", depth=0)).again().queue_depth_max > 1_000_000
+def test_who_has_a_place_keeps_it_and_who_has_none_asks_for_what_is_left_of_its_time():
+    table = Table()
+    entry = table.add(replace(ask("r"), rank_in_ms=30_000), now_s=100.0)
+    assert entry.again(now_s=110.0).rank_in_ms == 20_000
+    assert entry.again(now_s=200.0).rank_in_ms == 0
+    table.placed(entry, Place(7, 1234))
+    again = entry.again(now_s=110.0)
+    assert (again.seq, again.rank) == (7, 1234)
+
+
+def test_a_rank_that_redis_did_not_give_yet_is_by_its_clock():
+    table = Table(redis_ahead_s=1_000_000.0)
+    entry = table.add(replace(ask("r"), rank_in_ms=5000), now_s=100.0)
+    assert table.rank(entry) == 1_000_105_000
+    table.placed(entry, Place(7, 1234))
+    assert table.rank(entry) == 1234
+    assert table.rank(table.add(ask("by arrival"))) == 0
 
 
 def test_position_counts_own_and_estimates_the_others():
     table = Table()
     entries = [table.add(ask(f"r{number}")) for number in range(4)]
     assert [entry.ticket.position for entry in entries] == [0, 1, 2, 3]
-    table.queued_everywhere = 40
+    table.queued_everywhere = {"tenant": 40}
     assert [entry.ticket.position for entry in entries] == [0, 10, 20, 30]
     hold(table, entries[0])
     assert entries[0].ticket.position == 0
+
+
+def test_position_is_that_in_the_flow():
+    table = Table()
+    first, ranked = table.add(ask("first")), table.add(ask("ranked"))
+    other = table.add(replace(ask("other"), tenant="other"))
+    batch = table.add(replace(ask("batch"), priority=PriorityClass.BATCH))
+    last = table.add(ask("last"))
+    table.placed(ranked, Place(ranked.ticket.seq, 9000))
+    positions = [entry.ticket.position for entry in (first, last, ranked, other, batch)]
+    assert positions == [0, 1, 2, 0, 0]
+    assert (table.depth("tenant"), table.depth("other")) == (4, 1)
 
 
 async def test_the_decision_stays_until_the_owner_ends_the_request():

@@ -12,7 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-_SHARED = ("prelude", "engines", "slots", "processes", "queue", "placement", "grants", "gone", "finish")
+_SHARED = (
+    "prelude",
+    "engines",
+    "tenants",
+    "budgets",
+    "slots",
+    "processes",
+    "queue",
+    "turns",
+    "placement",
+    "grants",
+    "gone",
+    "finish",
+)
 """Every script begins with these, in this order."""
 
 VERBS = (
@@ -33,6 +46,9 @@ VERBS = (
     "verify",
     "inspect",
     "ahead",
+    "set_tenants",
+    "override",
+    "overrides",
 )
 
 
@@ -47,7 +63,7 @@ def read_scripts(bounds: Mapping[str, int]) -> Mapping[str, Script]:
     """The script of every verb; `bounds` become constants with capital names."""
     constants = "\n".join(f"local {name.upper()} = {value:d}" for name, value in bounds.items())
     shared = "\n".join([constants, *(_read(name) for name in _SHARED)])
-    return {verb: _script(f"{shared}\n{_read(verb)}") for verb in VERBS}
+    return {verb: _script(f"{shared}\nreturn (function()\n{_read(verb)}\nend)()") for verb in VERBS}
 
 
 def _read(name: str) -> str:

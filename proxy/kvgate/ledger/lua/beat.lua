@@ -1,17 +1,19 @@
 -- beat: give or renew a lease, and say what the process holds.
 --
--- ARGV: 3 ack, 4 rel, 5 number of closed engines and their ids; then for each engine with sums: id, blocks, seqs,
--- prefill tokens, reservations. Sums are absolute; an engine that is not named has none.
--- A slot becomes what was asserted + the grants above `ack`, and the engine's sums change by the difference. A beat
--- older than the last (by `ack` or `rel`) leaves the sums alone: they would bring back what was released since.
+-- ARGV: 3 ack, 4 rel, 5 number of closed engines and their ids; then for each engine and tenant with sums: engine,
+-- tenant, blocks, seqs, prefill tokens, reservations. Sums are absolute; what is not named has none.
+-- A slot becomes what was asserted + the grants above `ack`; the sums of its engine and the use of its tenant change
+-- by the difference. A beat older than the last (by `ack` or `rel`) leaves the sums alone: they would bring back what
+-- was released since.
 -- The first beat of a process that was taken for gone takes its orphans back before, so nothing is counted twice.
 -- Adds: processes with a lease, 1 when this one had none, the latest gseq. Errors: LEDGERCORRUPT.
 
 local ack, rel = whole(3), whole(4)
 local closed_list, sums_at = names(5)
 local closed, asserted = set_of(closed_list), {}
-for place = sums_at, #ARGV, 5 do
-  asserted[ARGV[place]] = { whole(place + 1), whole(place + 2), whole(place + 3), whole(place + 4) }
+for place = sums_at, #ARGV, 6 do
+  local said = { whole(place + 2), whole(place + 3), whole(place + 4), whole(place + 5) }
+  asserted[mine .. SEPARATOR .. ARGV[place] .. SEPARATOR .. ARGV[place + 1]] = said
 end
 
 begin()
@@ -27,24 +29,43 @@ if is_new then
 end
 call('ZADD', K.leases, int(now + LEASE_MS), mine)
 
--- What would change: engine, slot, differences, grants kept, grants that were read.
+local function engine_for(slot)
+  return engine_of(slot.id) or new_engine(slot.id)
+end
+
+-- What one slot would change by; nil when by nothing. It may be below zero only where the slot is: what else its
+-- engine holds is its other slots and its orphans.
+local function change_of(slot)
+  local said = asserted[slot.key] or { 0, 0, 0, 0 }
+  local kept, above, read = '', { 0, 0, 0, 0 }, {}
+  if slot.u ~= '' then
+    kept, above, read = split_unseen(slot.u, ack)
+  end
+  local b, s = said[1] + above[1] - slot.b, said[2] + above[2] - slot.s
+  local p, n = said[3] + above[3] - slot.p, said[4] + above[4] - slot.n
+  if b == 0 and s == 0 and p == 0 and n == 0 and not next(read) then
+    return nil
+  end
+  return { slot, b, s, p, n, kept, read }
+end
+
+-- All that would change, or nil and why it cannot.
 local function changes()
-  local list = {}
-  read_slots(mine)
-  for id, engine in pairs(all_engines()) do
-    local slot, said = slot_of(mine, id), asserted[id] or { 0, 0, 0, 0 }
-    local kept, above, read = '', { 0, 0, 0, 0 }, {}
-    if slot.u ~= '' then
-      kept, above, read = split_unseen(slot.u, ack)
+  local list, all = {}, slots_of(mine)
+  for key, said in pairs(asserted) do
+    local pid, id, name = key:match('^([^\1]+)\1([^\1]+)\1(.+)$')
+    if said[4] > 0 or engine_of(id) then
+      all[key] = all[key] or slot_of(pid, id, name)
     end
-    local b, s = said[1] + above[1] - slot.b, said[2] + above[2] - slot.s
-    local p, n = said[3] + above[3] - slot.p, said[4] + above[4] - slot.n
-    if b ~= 0 or s ~= 0 or p ~= 0 or n ~= 0 or next(read) then
-      local why = objection(slot, engine, b, s, p, n)
+  end
+  for _, slot in pairs(all) do
+    local change = change_of(slot)
+    if change then
+      local why = objection(slot, engine_for(slot), unpack(change, 2, 5))
       if why then
         return nil, why
       end
-      list[#list + 1] = { engine, slot, b, s, p, n, kept, read }
+      list[#list + 1] = change
     end
   end
   return list
@@ -52,20 +73,20 @@ end
 
 local function apply(list)
   for _, change in ipairs(list) do
-    local engine, slot, b, s, p, n, kept, read = unpack(change)
+    local slot, b, s, p, n, kept, read = unpack(change)
     slot.u = kept
-    add_to_slot(mine, engine, slot, b, s, p, n)
+    add_to_slot(slot, engine_for(slot), b, s, p, n)
     drop_unseen(read)
-    drop_if_unused(engine)
+  end
+  for _, change in ipairs(list) do
+    local engine = engine_of(change[1].id)
+    if engine then
+      drop_if_unused(engine)
+    end
   end
 end
 
 if ack >= process.ack and rel >= process.rel then
-  for id, said in pairs(asserted) do
-    if said[4] > 0 and not engine_of(id) then
-      new_engine(id)
-    end
-  end
   local list, why = changes()
   if not list then
     return corrupt(why)

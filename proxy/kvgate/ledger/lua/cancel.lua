@@ -9,5 +9,6 @@ if not entry or entry.pid ~= mine then
   return finish(0)
 end
 count('cancels')
+correct_tokens(tenant_of(entry.tenant), -entry.tokens)
 leave_queue(entry)
 return finish(1)

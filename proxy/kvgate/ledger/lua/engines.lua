@@ -2,14 +2,20 @@
 -- Always: sums of an engine = its slots (the parts of the processes) + its orphans. A record without a shape was
 -- named by a beat only: nobody observed it yet in this epoch.
 
-local engines, engines_changed, all_loaded = {}, {}, false
+local engine_of, all_engines, changed_engine, new_engine, set_pin, unpin, changed_limits, ceilings_of, covered,
+  drop_if_unused, write_engines
+local capacity_changed = false -- an engine came, went, or holds more or less in all
 local pinned = {} -- request → its engine; complete once all engines are loaded
+
+(function() -- the rest is its own (README)
+
+local engines, engines_changed, all_loaded = {}, {}, false
 
 local function unpack_engine(id, packed)
   local a = cmsgpack.unpack(packed)
   local engine = {
     id = id, no = a[1], order = a[2], knowers = a[3], shape = a[4], blocks = a[5], seqs = a[6], prefill = a[7],
-    ub = a[8], us = a[9], up = a[10], n = a[11], pin = a[12], pin_seq = a[13],
+    ub = a[8], us = a[9], up = a[10], n = a[11], pin = a[12],
   }
   engines[id] = engine
   if engine.pin then
@@ -20,12 +26,12 @@ end
 
 local function pack_engine(e)
   return cmsgpack.pack({
-    e.no, e.order, e.knowers, e.shape, e.blocks, e.seqs, e.prefill, e.ub, e.us, e.up, e.n, e.pin, e.pin_seq,
+    e.no, e.order, e.knowers, e.shape, e.blocks, e.seqs, e.prefill, e.ub, e.us, e.up, e.n, e.pin,
   })
 end
 
 -- The record of an engine, nil when there is none.
-local function engine_of(id)
+function engine_of(id)
   local engine = engines[id]
   if engine == nil and not all_loaded then
     local packed = call('HGET', K.engines, id)
@@ -35,7 +41,7 @@ local function engine_of(id)
 end
 
 -- All records, by id, in no order.
-local function all_engines()
+function all_engines()
   if not all_loaded then
     local pairs_read = call('HGETALL', K.engines)
     for place = 1, #pairs_read, 2 do
@@ -48,13 +54,13 @@ local function all_engines()
   return engines
 end
 
-local function changed_engine(engine)
+function changed_engine(engine)
   engines_changed[engine.id] = engine
 end
 
 -- A record for an engine that has none. `no` is its place in the masks of the processes, the lowest free one;
 -- `order` is its place among equals, by the time it came.
-local function new_engine(id)
+function new_engine(id)
   local used, order = {}, 0
   for _, other in pairs(all_engines()) do
     used[other.no] = true
@@ -66,19 +72,19 @@ local function new_engine(id)
   end
   local engine = {
     id = id, no = no, order = order + 1, knowers = 0, shape = false, blocks = 0, seqs = 0, prefill = 0,
-    ub = 0, us = 0, up = 0, n = 0, pin = false, pin_seq = 0,
+    ub = 0, us = 0, up = 0, n = 0, pin = false,
   }
   engines[id] = engine
   changed_engine(engine)
   return engine
 end
 
-local function set_pin(engine, rid, seq)
+function set_pin(engine, rid)
   if engine.pin then
     pinned[engine.pin] = nil
     meta.pins = meta.pins - 1
   end
-  engine.pin, engine.pin_seq = rid, seq
+  engine.pin = rid
   if rid then
     pinned[rid] = engine
     meta.pins = meta.pins + 1
@@ -87,7 +93,7 @@ local function set_pin(engine, rid, seq)
 end
 
 -- Let go of the engine pinned by a request; false when it has none.
-local function unpin(rid)
+function unpin(rid)
   if meta.pins == 0 then
     return false
   end
@@ -96,7 +102,7 @@ local function unpin(rid)
   if not engine then
     return false
   end
-  set_pin(engine, false, 0)
+  set_pin(engine, false)
   return true
 end
 
@@ -105,7 +111,8 @@ end
 local ceilings = {}
 local CEILINGS_MAX = 64 -- masks kept; each is made again from the engines when it is missing
 
-local function changed_limits()
+function changed_limits()
+  capacity_changed = true
   ceilings = {}
   call('DEL', K.ceilings)
 end
@@ -135,7 +142,7 @@ local function measure(mask)
 end
 
 -- { known, used }, each a flat list of shape, blocks, seqs.
-local function ceilings_of(mask)
+function ceilings_of(mask)
   local found = ceilings[mask]
   if not found then
     local packed = call('HGET', K.ceilings, mask)
@@ -154,7 +161,7 @@ local function ceilings_of(mask)
 end
 
 -- Whether there is a price for one of them, and whether one, when empty, would hold the request.
-local function covered(list, costs)
+function covered(list, costs)
   local priced = false
   for place = 1, #list, 3 do
     local cost = costs[list[place]]
@@ -169,11 +176,11 @@ local function covered(list, costs)
 end
 
 -- Drop an engine's record when no process knows it and nothing is held there.
-local function drop_if_unused(engine)
+function drop_if_unused(engine)
   if engine.knowers > 0 or engine.n > 0 then
     return
   end
-  set_pin(engine, false, 0)
+  set_pin(engine, false)
   engines[engine.id] = nil
   engines_changed[engine.id] = nil
   call('HDEL', K.engines, engine.id)
@@ -181,8 +188,10 @@ local function drop_if_unused(engine)
   changed_limits()
 end
 
-local function write_engines()
+function write_engines()
   for id, engine in pairs(engines_changed) do
     call('HSET', K.engines, id, pack_engine(engine))
   end
 end
+
+end)()

@@ -6,6 +6,9 @@ local function begin()
     expire_orphans()
   end
   reap_one()
+  if capacity_changed then
+    measure_capacity()
+  end
 end
 
 local function write_all()
@@ -13,10 +16,14 @@ local function write_all()
   write_slots()
   write_processes()
   write_entries()
+  write_tenants()
   write_meta()
 end
 
 local function settle_down()
+  if capacity_changed then
+    measure_capacity()
+  end
   if stirred or (meta.dirty == 1 and not pumped) then
     pump()
   end

@@ -6,10 +6,10 @@ local id = ARGV[3]
 begin()
 local process, engine = process_of(mine), engine_of(id)
 if process and engine then
-  void_slot(mine, engine)
+  void_slots(mine, engine)
   local pinner = engine.pin and entry_of(engine.pin)
   if pinner and pinner.pid == mine then
-    set_pin(engine, false, 0)
+    set_pin(engine, false)
   end
   set_mask(mine, process, engine, UNKNOWN)
   if engine.knowers == 0 then

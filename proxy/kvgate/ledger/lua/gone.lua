@@ -3,11 +3,18 @@
 -- A process whose lease ran out loses its place: its waiters go, and its sums become orphans, still counted on
 -- their engines, until `settle` or `void` shows them free, ORPHAN_HOLD_MS are over, or the process comes back and
 -- takes them again. `orphans` has one record for each engine: the excess that the last reading of its gauge showed
--- (false before the first), when that was, and the sums of each process that is gone.
+-- (false before the first), when that was, and the sums of each process that is gone, by tenant. A tenant's use does
+-- not count them: it begins anew at once, while the engine is still kept from being overfilled.
+
+local read_orphans, write_orphans, drop_orphans, everyone, expire_orphans, drop_waiters, void_slots, forget_process,
+  reap, reap_one, take_back
+local reaped = {} -- processes that were taken for gone in this call
+
+(function() -- the rest is its own (README)
 
 local REAPED_MAX = 256 -- waiters taken out in one call; more are taken by the calls that follow
 
-local function read_orphans(id)
+function read_orphans(id)
   local packed = call('HGET', K.orphans, id)
   if not packed then
     return { excess = false, read = 0, list = {} }
@@ -16,8 +23,8 @@ local function read_orphans(id)
   return { excess = a[1], read = a[2], list = a[3] }
 end
 
--- Each element of the list: pid, since (ms), blocks, seqs, prefill tokens, reservations, unacknowledged grants.
-local function write_orphans(id, record)
+-- Each element of the list: pid, since (ms), blocks, seqs, prefill tokens, reservations, unacknowledged grants, tenant.
+function write_orphans(id, record)
   if record.list[1] then
     call('HSET', K.orphans, id, cmsgpack.pack({ record.excess, record.read, record.list }))
   else
@@ -34,7 +41,7 @@ local function drop_unseen_of(text)
 end
 
 -- Take those of an engine's orphans out for which `chosen(orphan)` is true, and their sums with them.
-local function drop_orphans(id, chosen)
+function drop_orphans(id, chosen)
   local record = read_orphans(id)
   local engine, kept = engine_of(id), {}
   for _, orphan in ipairs(record.list) do
@@ -53,12 +60,12 @@ local function drop_orphans(id, chosen)
   end
 end
 
-local function everyone()
+function everyone()
   return true
 end
 
 -- Drop the orphans whose time is over, and note when the next ones are due.
-local function expire_orphans()
+function expire_orphans()
   local due = 0
   for _, id in ipairs(call('HKEYS', K.orphans)) do
     drop_orphans(id, function(orphan)
@@ -73,41 +80,40 @@ local function expire_orphans()
 end
 
 -- Take the waiters of a process out of the queue; false when there are more than one call takes.
-local function drop_waiters(pid)
+function drop_waiters(pid)
   local from, to = '[' .. pid .. SEPARATOR, '(' .. pid .. '\2'
   local some = call('ZRANGEBYLEX', K.owners, from, to, 'LIMIT', 0, REAPED_MAX)
   for _, member in ipairs(some) do
-    local entry = entry_of(member:sub(#pid + 2))
-    remove(entry)
-    unpin(entry.rid)
+    leave_ungranted(entry_of(member:sub(#pid + 2)))
     stirred = true
   end
   more_to_reap = #some == REAPED_MAX
   return not more_to_reap
 end
 
--- Empty the slot of a process on an engine; what it held.
-local function empty_slot(pid, engine)
-  local slot = slot_of(pid, engine.id)
+-- Empty a slot, also in the use of its tenant, not in the sums of its engine; what it held.
+local function empty_slot(slot)
   local held = { slot.b, slot.s, slot.p, slot.n, slot.u }
   if slot.n > 0 or slot.u ~= '' then
     slot.b, slot.s, slot.p, slot.n, slot.u = 0, 0, 0, 0, ''
-    changed_slot(pid, engine.id)
+    changed_slot(slot)
+    add_to_tenant(tenant_of(slot.name), -held[1], -held[4])
+    stirred = true
   end
   return held
 end
 
 local function orphan_slots(pid)
-  read_slots(pid)
-  for id, engine in pairs(all_engines()) do
-    local held = empty_slot(pid, engine)
+  for _, slot in pairs(slots_of(pid)) do
+    local held = empty_slot(slot)
     if held[4] == 0 then
       drop_unseen_of(held[5])
     else
-      local record = read_orphans(id)
+      local record = read_orphans(slot.id)
+      held[6] = slot.name
       record.list[#record.list + 1] = { pid, now, unpack(held) }
       record.excess = false
-      write_orphans(id, record)
+      write_orphans(slot.id, record)
       count('orphaned', held[4])
       if meta.hold == 0 then
         meta.hold = now + ORPHAN_HOLD_MS
@@ -117,15 +123,17 @@ local function orphan_slots(pid)
 end
 
 -- Strike what a process holds on an engine.
-local function void_slot(pid, engine)
-  local held = empty_slot(pid, engine)
-  drop_unseen_of(held[5])
-  add_to_engine(engine, -held[1], -held[2], -held[3], -held[4])
-  count('voided', held[4])
+function void_slots(pid, engine)
+  for _, slot in pairs(slots_of(pid, engine.id)) do
+    local held = empty_slot(slot)
+    drop_unseen_of(held[5])
+    add_to_engine(engine, -held[1], -held[2], -held[3], -held[4])
+    count('voided', held[4])
+  end
 end
 
 -- The process knows no engine any more; those that nobody knows go, unless something is held there.
-local function forget_process(pid)
+function forget_process(pid)
   local process = process_of(pid)
   if process then
     for _, engine in pairs(all_engines()) do
@@ -135,13 +143,12 @@ local function forget_process(pid)
   end
   processes[pid], processes_changed[pid] = nil, nil
   call('HDEL', K.processes, pid)
+  capacity_changed = true
   stirred = true
 end
 
-local reaped = {}
-
 -- A process is gone. Called again while its lease is still listed: it had more waiters than one call takes.
-local function reap(pid)
+function reap(pid)
   local is_done = drop_waiters(pid)
   orphan_slots(pid)
   if process_of(pid) then
@@ -154,24 +161,42 @@ local function reap(pid)
   end
 end
 
+-- Whether nobody beat for longer than all need to say what they hold, and this process is not all there are.
+local function is_silent(first)
+  if now <= first[2] - LEASE_MS + GRACE_MS then
+    return false
+  end
+  local last = call('ZRANGE', K.leases, -1, -1, 'WITHSCORES')
+  return now > last[2] - LEASE_MS + GRACE_MS and (first[1] ~= mine or last[1] ~= mine)
+end
+
 -- Take the first process whose lease ran out for gone, unless it is the one that calls.
-local function reap_one()
+-- After a silence the sums are those of the time when all were last heard, and each may have decided alone since:
+-- as in a new epoch, nothing is granted before all could say what they hold. Nor is anyone taken for gone.
+function reap_one()
   local first = call('ZRANGE', K.leases, 0, 0, 'WITHSCORES')
-  if first[1] and first[1] ~= mine and tonumber(first[2]) <= now then
+  if not first[1] then
+    return
+  end
+  if mine ~= '' and is_silent(first) then
+    meta.grace = now + GRACE_MS
+  end
+  if first[1] ~= mine and tonumber(first[2]) <= now and now >= meta.grace then
     reap(first[1])
   end
 end
 
 -- A process is back: its orphans are its slots again. The sums of the engines do not change by this.
-local function take_back(pid)
+function take_back(pid)
   for _, id in ipairs(call('HKEYS', K.orphans)) do
     local record, kept = read_orphans(id), {}
     for _, orphan in ipairs(record.list) do
       if orphan[1] == pid then
-        local slot = slot_of(pid, id)
+        local slot = slot_of(pid, id, orphan[8])
         slot.b, slot.s, slot.p, slot.n = slot.b + orphan[3], slot.s + orphan[4], slot.p + orphan[5], slot.n + orphan[6]
         slot.u = slot.u .. orphan[7]
-        changed_slot(pid, id)
+        changed_slot(slot)
+        add_to_tenant(tenant_of(slot.name), orphan[3], orphan[6])
       else
         kept[#kept + 1] = orphan
       end
@@ -182,3 +207,5 @@ local function take_back(pid)
     end
   end
 end
+
+end)()

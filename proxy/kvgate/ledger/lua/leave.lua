@@ -3,9 +3,8 @@
 
 begin()
 local is_done = drop_waiters(mine)
-read_slots(mine)
 for _, engine in pairs(all_engines()) do
-  void_slot(mine, engine)
+  void_slots(mine, engine)
 end
 forget_process(mine)
 if is_done then

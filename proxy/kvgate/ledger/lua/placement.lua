@@ -2,6 +2,10 @@
 -- `kvgate_policies.placement`, for the engines that the owner of the entry uses. Loads are quotients of integers, so
 -- they compare here as they do there.
 
+local by_order, place, least_loaded, to_pin, could_use, could_start, never_fits
+
+(function() -- the rest is its own (README)
+
 local function usable(entry, engine)
   return byte(entry.owner.mask, engine.no) == 50 and engine.shape and not (entry.avoids and entry.avoids[engine.id])
 end
@@ -26,13 +30,24 @@ local function load_of(engine, blocks, seqs)
   return max((engine.ub + blocks) / max(engine.blocks, 1), (engine.us + seqs) / max(engine.seqs, 1))
 end
 
-local function by_order(one, other)
+function by_order(one, other)
   return one.order < other.order
 end
 
--- The engine to start on: of those that fit the least loaded after placement, equals in turn; nil when none.
-local function place(entry)
-  local least, equals, costs = nil, nil, entry.costs
+-- One of some equally loaded engines, each in its turn.
+local function in_turn(equals)
+  if not equals then
+    return nil
+  end
+  if #equals > 1 then
+    table.sort(equals, by_order)
+  end
+  return equals[meta.tie % #equals + 1]
+end
+
+-- The engine to start on: of those that fit at these prices the least loaded after placement; nil when none.
+function place(entry, costs)
+  local least, equals = nil, nil
   for _, engine in pairs(all_engines()) do
     local cost = costs[engine.shape]
     -- Most engines of a busy pool lack the blocks: that is asked first, and here, as it is asked of each.
@@ -46,13 +61,24 @@ local function place(entry)
       end
     end
   end
-  if not equals then
-    return nil
+  return in_turn(equals)
+end
+
+-- The engine for one that starts whatever is reserved: the least loaded of all that its owner uses, pinned ones too.
+function least_loaded(entry, avoids)
+  local least, equals = nil, nil
+  for _, engine in pairs(all_engines()) do
+    local cost = entry.costs[engine.shape]
+    if cost and byte(entry.owner.mask, engine.no) == 50 and not (avoids and avoids[engine.id]) then
+      local load = load_of(engine, cost[1], cost[2])
+      if not least or load < least then
+        least, equals = load, { engine }
+      elseif load == least then
+        equals[#equals + 1] = engine
+      end
+    end
   end
-  if #equals > 1 then
-    table.sort(equals, by_order)
-  end
-  return equals[meta.tie % #equals + 1]
+  return in_turn(equals)
 end
 
 -- The largest part of a capacity to be given back before the cost fits; 0 when it fits now.
@@ -82,12 +108,14 @@ local function is_sooner(one, other)
   return one.engine.order < other.engine.order
 end
 
--- The engine that will fit an entry soonest, of those that are free (or, with `later`, pinned behind it).
-local function to_pin(entry, later)
+-- The engine that will fit an entry soonest at these prices, of those that are free, and with `place_of` of those that
+-- are pinned by one without a place, or with one behind its own.
+function to_pin(entry, costs, place_of)
   local best
   for _, engine in pairs(all_engines()) do
-    local cost = entry.costs[engine.shape]
-    local free = not engine.pin or (later and engine.pin_seq > entry.seq)
+    local cost = costs[engine.shape]
+    local free = not engine.pin
+      or (place_of and (not place_of[engine.pin] or place_of[engine.pin] > place_of[entry.rid]))
     if cost and free and usable(entry, engine) and covers(cost, engine) then
       local candidate = { engine = engine, missing = missing(engine, cost), load = load_of(engine, 0, 0) }
       if not best or is_sooner(candidate, best) then
@@ -98,26 +126,34 @@ local function to_pin(entry, later)
   return best and best.engine
 end
 
-local function could_use(entry, engine)
-  local cost = entry.costs[engine.shape]
+function could_use(entry, costs, engine)
+  local cost = costs[engine.shape]
   return cost ~= nil and usable(entry, engine) and covers(cost, engine)
 end
 
--- Whether some engine would hold the entry once it is empty.
-local function could_start(entry)
+-- Whether some engine would hold the entry once it is empty, at these prices (or its own).
+function could_start(entry, costs)
+  costs = costs or entry.costs
   if not entry.avoids then
-    local _, is_covered = covered(ceilings_of(entry.owner.mask)[2], entry.costs)
+    local _, is_covered = covered(ceilings_of(entry.owner.mask)[2], costs)
     return is_covered
   end
   for _, engine in pairs(all_engines()) do
-    if could_use(entry, engine) then
+    if could_use(entry, costs, engine) then
       return true
     end
   end
   return false
 end
 
-local function never_fits(mask, costs)
-  local is_priced, is_covered = covered(ceilings_of(mask)[1], costs)
+-- Whether one is priced for an engine that its process knows, and none of those covers it, at these prices or some.
+function never_fits(mask, costs, some)
+  local known = ceilings_of(mask)[1]
+  local is_priced, is_covered = covered(known, costs)
+  if some and some ~= costs and is_covered then
+    is_priced, is_covered = true, select(2, covered(known, some))
+  end
   return is_priced and not is_covered
 end
+
+end)()

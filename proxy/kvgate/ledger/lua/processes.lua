@@ -44,6 +44,7 @@ local function set_mask(pid, process, engine, state)
     changed_process(pid)
     if before == UNKNOWN or state == UNKNOWN then
       engine.knowers = engine.knowers + (state == UNKNOWN and -1 or 1)
+      capacity_changed = true
       changed_engine(engine)
     end
   end

@@ -10,8 +10,10 @@ if entry and entry.pid == mine then
   changed_entry(entry)
   if never_fits(entry.owner.mask, costs) then
     refuse_waiting(entry, 'never_fits')
-  elseif call('ZSCORE', K.parked, rid) and could_start(entry) then
+  elseif is_parked(entry) and could_start(entry) then
     unpark(entry)
+  else
+    readmit(tenant_of(entry.tenant), entry.class)
   end
   stirred = true
 end

@@ -1,15 +1,22 @@
 -- reserve: enqueue, then run the grant loop.
 --
--- ARGV: 3 request, 4 seq ('' for a new one), 5 greatest depth of the queue, 6 ack ('' when not said), 7 number of
--- engines to avoid and their ids; then the prices: shape, blocks, seqs, prefill tokens, for each shape.
--- Idempotent for a request that is queued, or was granted above `ack`. A refusal leaves nothing behind.
--- Adds: 'queued' and the seq (the grant, if there is one, is in the stream), 'taken', or the refusal.
+-- ARGV: 3 request, 4 seq ('' for a new one), 5 how many of the tenant may wait, 6 ack ('' when not said), 7 tenant,
+-- 8 class, 9 work, 10 tokens, 11 rank from now (ms; '' for one by arrival), 12 rank kept with `seq`, 13 force, 14 let
+-- in already (1 or 0 each), 15 number of engines to avoid and their ids; then the prices: shape, blocks, seqs,
+-- prefill tokens, for each shape.
+-- Idempotent for a request that is queued, or was granted above `ack`. A refusal leaves nothing behind, and spends
+-- nothing. What is answered when stands in `kvgate.ledger.core`.
+-- Adds: 'queued', the seq and the rank (the grant, if there is one, is in the stream); 'rate', the budget and the ms
+-- until it covers the request; 'taken'; or the refusal.
 
 local rid = ARGV[3]
 local seq = ARGV[4] ~= '' and whole(4)
 local depth = whole(5)
 local ack = ARGV[6] ~= '' and whole(6)
-local avoid, prices_at = names(7)
+local class, work, tokens = whole(8), whole(9), whole(10)
+local rank_in = ARGV[11] ~= '' and whole(11)
+local rank_kept, is_forced, is_let_in = whole(12), whole(13) == 1, whole(14) == 1
+local avoid, prices_at = names(15)
 local costs = prices(prices_at)
 
 begin()
@@ -18,18 +25,18 @@ if not has_lease(mine) then
 end
 local process = process_of(mine)
 
--- The seq of a grant that this ask asked for before, false when there is none, nil when it is another's.
+-- The place of a grant that this ask asked for before, false when there is none, nil when it is another's.
 local function unread_grant()
   local found = call('HGET', K.unseen, rid)
   if not found then
     return false
   end
-  local pid, gseq, granted_seq = found:match('^([^\1]+)\1(%d+)\1(%-?%d+)$')
+  local pid, gseq, seq_granted, rank_granted = found:match('^([^\1]+)\1(%d+)\1(%d+)\1(%d+)$')
   if pid ~= mine then
     return nil
   end
   local is_unread = ack and tonumber(gseq) > ack or (not ack and not seq)
-  return is_unread and tonumber(granted_seq)
+  return is_unread and { seq = tonumber(seq_granted), rank = tonumber(rank_granted) }
 end
 
 local function knows_another()
@@ -45,43 +52,85 @@ local function knows_another()
   return false
 end
 
-local function refuse(refusal)
+local function refuse(refusal, ...)
   count('refused_' .. refusal)
-  return finish(refusal)
+  return finish(refusal, ...)
+end
+
+local function queued(place_given)
+  return finish('queued', int(place_given.seq), int(place_given.rank))
+end
+
+local function start(entry, forced)
+  if not knows_another() or not start_by_force(entry, forced) then
+    return refuse('no_engine')
+  end
+  return queued(entry)
 end
 
 local waiting = entry_of(rid)
-local granted_seq = not waiting and unread_grant()
-if granted_seq == nil or (waiting and waiting.pid ~= mine) then
+local place_granted = not waiting and unread_grant()
+if place_granted == nil or (waiting and waiting.pid ~= mine) then
   return finish('taken')
 end
-if waiting or granted_seq then
-  return finish('queued', waiting and waiting.seq or granted_seq)
+if waiting or place_granted then
+  return queued(waiting or place_granted)
+end
+
+local tenant = tenant_of(ARGV[7])
+local is_new = not seq and not is_let_in -- it is asked at the door
+local function new_entry()
+  seq = seq or meta.seq + 1
+  meta.seq = max(meta.seq, seq)
+  local rank = ARGV[4] ~= '' and rank_kept or (rank_in and now + rank_in or 0)
+  return {
+    rid = rid, pid = mine, seq = seq, since = now, bypasses = 0, avoid = avoid[1] and avoid or false,
+    tenant = tenant.name, class = class, rank = rank, work = work, tokens = tokens, costs = costs,
+  }
 end
 
 count('arrivals')
-if never_fits(process.mask, costs) then
+if never_fits(process.mask, costs, is_let_in and costs or up_to(costs, limit_of(tenant))) then
+  if is_forced then
+    return start(new_entry(), 'never_fits')
+  end
   return refuse('never_fits')
 end
 if not knows_another() then
   return refuse('no_engine')
 end
-local is_full = not seq and call('HLEN', K.waiters) >= depth
-if is_full and call('ZCARD', K.active) >= SCAN_DEPTH + meta.pins then
+local budget, covered_in = spent(tenant, tokens)
+if is_new and budget then
+  if is_forced then
+    return start(new_entry(), 'rate')
+  end
+  count('refused_rate')
+  return finish('rate', budget, int(covered_in))
+end
+local is_full = is_new and tenant.queued >= depth
+local is_fresh = not seq
+if is_full and not is_forced and not rank_in and tenant.active[class] >= SCAN_DEPTH + meta.pins then
   return refuse('queue_full') -- it would come behind all that a walk looks at
 end
-
-seq = seq or meta.seq + 1
-meta.seq = max(meta.seq, seq)
-local entry = {
-  rid = rid, pid = mine, seq = seq, since = now, bypasses = 0, avoid = avoid[1] and avoid or false, costs = costs,
-}
+local entry = new_entry()
 add(entry)
-if is_reached(rid) then
+if is_reached(entry) then
   pump()
 end
-if is_full and entry_of(rid) then
+if entry_of(rid) and (is_full or is_forced) then
   leave_queue(entry)
-  return refuse('queue_full')
+  if not is_forced then
+    return refuse('queue_full')
+  end
+  settle_down()
+  if is_full then
+    return start(entry, 'queue_full')
+  end
+  if not start_by_force(entry, 'queued') then
+    return refuse('no_engine')
+  end
 end
-return finish('queued', seq)
+if is_fresh then
+  spend(tenant, tokens)
+end
+return queued(entry)

@@ -1,68 +1,80 @@
--- Slots: what one process holds on one engine. `u` lists the grants among it that the process has not acknowledged:
--- gseq, request, cost.
+-- Slots: what one process holds on one engine for one tenant. The sums of an engine and the use of a tenant both
+-- change with a slot, so whatever heals a slot heals them. `u` lists the grants in it that the process has not
+-- acknowledged: gseq, request, cost. `holdings` lists the slots of each process.
+
+local read_slot, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot,
+  unseen_entry, split_unseen, drop_unseen, write_slots
+
+(function() -- the rest is its own (README)
 
 local slots, slots_changed = {}, {}
 
-local function slot_key(pid, id)
-  return pid .. SEPARATOR .. id
-end
-
-local function read_slot(packed)
-  if not packed then
-    return { b = 0, s = 0, p = 0, n = 0, u = '' }
+function read_slot(key, packed)
+  local pid, id, name = key:match('^([^\1]+)\1([^\1]+)\1(.+)$')
+  local slot = { key = key, pid = pid, id = id, name = name, b = 0, s = 0, p = 0, n = 0, u = '', is_new = true }
+  if packed then
+    local a = cmsgpack.unpack(packed)
+    slot.b, slot.s, slot.p, slot.n, slot.u, slot.is_new = a[1], a[2], a[3], a[4], a[5], false
   end
-  local a = cmsgpack.unpack(packed)
-  return { b = a[1], s = a[2], p = a[3], n = a[4], u = a[5] }
+  return slot
 end
 
-local function slot_of(pid, id)
-  local key = slot_key(pid, id)
+function slot_of(pid, id, name)
+  local key = pid .. SEPARATOR .. id .. SEPARATOR .. name
   local slot = slots[key]
   if not slot then
-    slot = read_slot(call('HGET', K.slots, key))
+    slot = read_slot(key, call('HGET', K.slots, key))
     slots[key] = slot
   end
   return slot
 end
 
--- Read the slots of a process on all engines at once.
-local function read_slots(pid)
-  local keys = {}
-  for id in pairs(all_engines()) do
-    local key = slot_key(pid, id)
+-- All slots of a process, by key, or those on one engine.
+function slots_of(pid, id)
+  local prefix = pid .. SEPARATOR .. (id and id .. SEPARATOR or '')
+  local range = { '[' .. prefix, '(' .. prefix:sub(1, -2) .. '\2' }
+  local found, unread = {}, {}
+  for _, key in ipairs(call('ZRANGEBYLEX', K.holdings, unpack(range))) do
     if not slots[key] then
-      keys[#keys + 1] = key
+      unread[#unread + 1] = key
     end
   end
-  if keys[1] then
-    for place, packed in ipairs(call('HMGET', K.slots, unpack(keys))) do
-      slots[keys[place]] = read_slot(packed)
+  for from = 1, #unread, ARGUMENTS_MAX do
+    local some = { unpack(unread, from, min(from + ARGUMENTS_MAX - 1, #unread)) }
+    for place, packed in ipairs(call('HMGET', K.slots, unpack(some))) do
+      slots[some[place]] = read_slot(some[place], packed)
     end
   end
+  for key, slot in pairs(slots) do
+    if slot.pid == pid and (not id or slot.id == id) then
+      found[key] = slot
+    end
+  end
+  return found
 end
 
-local function changed_slot(pid, id)
-  slots_changed[slot_key(pid, id)] = true
+function changed_slot(slot)
+  slots_changed[slot.key] = slot
 end
 
-local function is_below_zero(b, s, p, n)
+function is_below_zero(b, s, p, n)
   return b < 0 or s < 0 or p < 0 or n < 0 or (n == 0 and (b ~= 0 or s ~= 0 or p ~= 0))
 end
 
 -- Why a change of a slot and its engine's sums cannot be made; nil when it can.
-local function objection(slot, engine, b, s, p, n)
+function objection(slot, engine, b, s, p, n)
   if is_below_zero(slot.b + b, slot.s + s, slot.p + p, slot.n + n)
     or is_below_zero(engine.ub + b, engine.us + s, engine.up + p, engine.n + n) then
     return string.format(
-      'engine %s: %s/%s/%s of %s in all, %s/%s/%s of %s of this process, to be changed by %s/%s/%s of %s',
+      'engine %s: %s/%s/%s of %s in all, %s/%s/%s of %s of this process for %s, to be changed by %s/%s/%s of %s',
       engine.id, int(engine.ub), int(engine.us), int(engine.up), int(engine.n),
-      int(slot.b), int(slot.s), int(slot.p), int(slot.n), int(b), int(s), int(p), int(n)
+      int(slot.b), int(slot.s), int(slot.p), int(slot.n), slot.name, int(b), int(s), int(p), int(n)
     )
   end
   return nil
 end
 
-local function add_to_engine(engine, b, s, p, n)
+function add_to_engine(engine, b, s, p, n)
   engine.ub, engine.us, engine.up, engine.n = engine.ub + b, engine.us + s, engine.up + p, engine.n + n
   changed_engine(engine)
   if b < 0 or s < 0 or p < 0 or n < 0 then
@@ -70,19 +82,21 @@ local function add_to_engine(engine, b, s, p, n)
   end
 end
 
--- Change a slot and with it the sums of its engine. The caller asked `objection` where it could be below zero.
-local function add_to_slot(pid, engine, slot, b, s, p, n)
+-- Change a slot and with it the sums of its engine and its tenant's use. The caller asked `objection` where
+-- something could be below zero.
+function add_to_slot(slot, engine, b, s, p, n)
   slot.b, slot.s, slot.p, slot.n = slot.b + b, slot.s + s, slot.p + p, slot.n + n
-  changed_slot(pid, engine.id)
+  changed_slot(slot)
   add_to_engine(engine, b, s, p, n)
+  add_to_tenant(tenant_of(slot.name), b, n)
 end
 
-local function unseen_entry(gseq, rid, cost)
+function unseen_entry(gseq, rid, cost)
   return table.concat({ int(gseq), rid, int(cost[1]), int(cost[2]), int(cost[3]) }, SEPARATOR) .. '\2'
 end
 
 -- Split the unacknowledged grants of a slot: text and sums of those above `ack`, request → gseq of the others.
-local function split_unseen(text, ack)
+function split_unseen(text, ack)
   local kept, sums, read = {}, { 0, 0, 0, 0 }, {}
   for entry, gseq, rid, b, s, p in text:gmatch('((%d+)\1([^\1]+)\1(%d+)\1(%d+)\1(%d+)\2)') do
     if tonumber(gseq) > ack then
@@ -95,13 +109,11 @@ local function split_unseen(text, ack)
   return table.concat(kept), sums, read
 end
 
-local UNSEEN_MAX = 1000 -- in one command; Lua cannot pass more than some 8,000 arguments
-
 local function drop_some_unseen(rids, read)
   local dropped = {}
   for place, value in ipairs(call('HMGET', K.unseen, unpack(rids))) do
     local rid = rids[place]
-    if value and value:find(SEPARATOR .. read[rid] .. SEPARATOR, 1, true) then
+    if value and value:match('^[^\1]+\1(%d+)') == read[rid] then
       dropped[#dropped + 1] = rid
     end
   end
@@ -111,11 +123,11 @@ local function drop_some_unseen(rids, read)
 end
 
 -- No longer list grants (request → gseq) as unacknowledged; a later grant of the same request stays listed.
-local function drop_unseen(read)
+function drop_unseen(read)
   local rids = {}
   for rid in pairs(read) do
     rids[#rids + 1] = rid
-    if #rids == UNSEEN_MAX then
+    if #rids == ARGUMENTS_MAX then
       drop_some_unseen(rids, read)
       rids = {}
     end
@@ -125,13 +137,18 @@ local function drop_unseen(read)
   end
 end
 
-local function write_slots()
-  for key in pairs(slots_changed) do
-    local slot = slots[key]
+function write_slots()
+  for key, slot in pairs(slots_changed) do
     if slot.n == 0 and slot.u == '' then
       call('HDEL', K.slots, key)
+      call('ZREM', K.holdings, key)
     else
       call('HSET', K.slots, key, cmsgpack.pack({ slot.b, slot.s, slot.p, slot.n, slot.u }))
+      if slot.is_new then
+        call('ZADD', K.holdings, 0, key)
+      end
     end
   end
 end
+
+end)()

@@ -30,8 +30,11 @@ local function scores_of(key)
 end
 
 local leases, known = scores_of(K.leases), pairs_of(K.processes)
-local active, parked, owners = scores_of(K.active), scores_of(K.parked), scores_of(K.owners)
-local waiters, unseen = pairs_of(K.waiters), pairs_of(K.unseen)
+local active, parked, owners = scores_of(K.queue), scores_of(K.parked), scores_of(K.owners)
+local waiters, unseen, holdings = pairs_of(K.waiters), pairs_of(K.unseen), scores_of(K.holdings)
+for name in pairs(pairs_of(K.tenants)) do
+  tenant_of(name)
+end
 
 local function size(map)
   local number = 0
@@ -56,12 +59,28 @@ local function check_sums()
       listed = listed + 1
     end
   end
+  local uses, number = {}, 0
   for key, packed in pairs(pairs_of(K.slots)) do
-    local pid, id = key:match('^([^\1]+)\1(.+)$')
-    local slot = read_slot(packed)
-    expect(known[pid], 'engine %s: sums of process %s, which is not known', id, pid)
-    add_sums(id, slot.b, slot.s, slot.p, slot.n)
+    local slot = read_slot(key, packed)
+    expect(known[slot.pid], 'engine %s: sums of process %s, which is not known', slot.id, slot.pid)
+    expect(holdings[key], 'engine %s: sums of process %s for %s, not listed', slot.id, slot.pid, slot.name)
+    add_sums(slot.id, slot.b, slot.s, slot.p, slot.n)
     check_unseen(slot.u)
+    local use = uses[slot.name] or { 0, 0 }
+    uses[slot.name] = { use[1] + slot.b, use[2] + slot.n }
+    number = number + 1
+  end
+  expect(size(holdings) == number, '%s slots are listed, and there are %s', size(holdings), number)
+  for name, tenant in pairs(tenants) do
+    local use = uses[name] or { 0, 0 }
+    expect(
+      use[1] == tenant.use and use[2] == tenant.n,
+      'tenant %s: %s of %s, but its parts sum up to %s of %s', name, tenant.use, tenant.n, use[1], use[2]
+    )
+    uses[name] = nil
+  end
+  for name in pairs(uses) do
+    expect(false, 'tenant %s: sums, but no record', name)
   end
   for id in pairs(pairs_of(K.orphans)) do
     expect(meta.hold > 0, 'engine %s: orphans that nobody will drop', id)
@@ -92,10 +111,48 @@ local function check_queue()
   expect(size(waiters) == size(owners), '%s wait, %s have an owner', size(waiters), size(owners))
   for rid in pairs(waiters) do
     local entry = entry_of(rid)
-    expect((active[rid] or parked[rid]) == entry.seq, 'request %s: not at its place', rid)
+    expect(active[member_of(entry)] or parked[member_of(entry)], 'request %s: not at its place', rid)
     expect(owners[entry.pid .. SEPARATOR .. rid], 'request %s: not listed for its owner', rid)
     expect(entry.owner ~= NOBODY or leases[entry.pid], 'request %s: its owner is gone', rid)
   end
+end
+
+-- What is counted of each tenant, and its flows.
+local function check_tenants()
+  local queued, waits, walks, hard, kept = {}, {}, { 0, 0, 0 }, 0, 0
+  local flows, busy = scores_of(K.flows), scores_of(K.busy)
+  for rid in pairs(waiters) do
+    local entry = entry_of(rid)
+    queued[entry.tenant] = (queued[entry.tenant] or 0) + 1
+    if active[member_of(entry)] then
+      waits[entry.flow] = (waits[entry.flow] or 0) + 1
+    end
+  end
+  for name, t in pairs(tenants) do
+    expect(t.queued == (queued[name] or 0), 'tenant %s: %s wait, %s counted', name, queued[name] or 0, t.queued)
+    expect((busy[name] ~= nil) == (t.queued > 0 or t.n > 0), 'tenant %s: wrongly listed as busy or not', name)
+    for class = 1, CLASSES do
+      local number = waits[flow_key(class, name)] or 0
+      expect(t.active[class] == number, 'tenant %s, class %s: %s, %s counted', name, class, number, t.active[class])
+      expect((t.state[class] == OUT) == (number == 0), 'tenant %s, class %s: wrongly in the walk or not', name, class)
+      expect(t.stands[class] == stand_of(t, class), 'tenant %s, class %s: not where it belongs', name, class)
+      expect(t.stands[class] == '' or flows[t.stands[class]], 'tenant %s, class %s: not in its place', name, class)
+      walks[class] = walks[class] + (t.state[class] == IN and 1 or 0)
+    end
+    hard, kept = hard + t.hard, kept + t.kept
+  end
+  for class = 1, CLASSES do
+    local counted = meta['w' .. class]
+    expect(walks[class] == counted, 'class %s: %s flows, %s counted', class, walks[class], counted)
+  end
+  expect(size(flows) == walks[1] + walks[2] + walks[3], '%s flows have a place', size(flows))
+  expect(hard == meta.hard, '%s blocks are set aside, %s counted', hard, meta.hard)
+  expect(kept == meta.kept, '%s blocks are kept free for who lends nothing, %s counted', kept, meta.kept)
+  local capacity = 0
+  for _, engine in pairs(all_engines()) do
+    capacity = capacity + (engine.shape and engine.knowers > 0 and engine.blocks or 0)
+  end
+  expect(capacity == meta.capacity, '%s blocks in all, %s counted', capacity, meta.capacity)
 end
 
 local function check_pins()
@@ -103,7 +160,8 @@ local function check_pins()
   for id, engine in pairs(all_engines()) do
     if engine.pin then
       number = number + 1
-      expect(active[engine.pin] == engine.pin_seq, 'engine %s: pinned by %s, which does not wait', id, engine.pin)
+      local entry = entry_of(engine.pin)
+      expect(entry and active[member_of(entry)], 'engine %s: pinned by %s, which does not wait', id, engine.pin)
       expect(pinned[engine.pin] == engine, 'request %s: pins two engines', engine.pin)
     end
   end
@@ -137,18 +195,28 @@ local function check_wake_ups()
   if meta.dirty == 1 or now < meta.grace then
     return
   end
-  local looked, at = 0, 0
-  while looked < SCAN_DEPTH do
-    local entry = active_at(at)
-    if not entry then
-      break
+  local flow_number, seen, flow = 0, {}, first_flow({})
+  while flow and flow_number < FLOWS_MAX do
+    local looked, at = 0, 0
+    while looked < SCAN_DEPTH do
+      local entry = entry_at(flow, at)
+      if not entry then
+        break
+      end
+      local within = within_limit(entry)
+      local engine = place(entry, up_to(within, left_open(tenant_of(entry.tenant), { kept = {} })))
+      expect(not engine or meta.hard > 0, 'request %s: waits, and fits %s', entry.rid, engine and engine.id)
+      looked, at = looked + (pinned[entry.rid] and 0 or 1), at + 1
+      if within ~= entry.costs and not could_start(entry, within) then
+        break
+      end
     end
-    local engine = place(entry)
-    expect(not engine, 'request %s: waits, and fits %s', entry.rid, engine and engine.id)
-    looked, at = looked + (pinned[entry.rid] and 0 or 1), at + 1
+    seen[flow] = true
+    flow_number, flow = flow_number + 1, first_flow(seen)
   end
-  for rid in pairs(parked) do
-    expect(not could_start(entry_of(rid)), 'request %s: parked, and could start', rid)
+  for member in pairs(parked) do
+    local entry = entry_of(rid_of(member))
+    expect(not could_start(entry), 'request %s: parked, and could start', entry.rid)
   end
   for rid in pairs(waiters) do
     local entry = entry_of(rid)
@@ -158,6 +226,7 @@ end
 
 check_sums()
 check_queue()
+check_tenants()
 check_pins()
 check_processes()
 check_wake_ups()

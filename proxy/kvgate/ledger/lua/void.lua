@@ -5,7 +5,7 @@ local id = ARGV[3]
 begin()
 local engine = engine_of(id)
 if engine then
-  void_slot(mine, engine)
+  void_slots(mine, engine)
   drop_orphans(id, everyone)
   drop_if_unused(engine)
   stirred = true

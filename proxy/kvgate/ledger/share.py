@@ -1,0 +1,115 @@
+"""How much of one engine a process may use while it is cut off from the shared ledger.
+
+It cannot tell whether Redis is gone for all, or whether it alone is cut off and the others go on with Redis. In the
+second case they count what it last told Redis as its own until its engine shows all of that free, and use all the
+rest. So there are three bounds:
+
+* *Its share*, nine tenths of the engine divided by the processes that there were: never more.
+* *The floor*, what Redis surely counts for it: up to there it may fill up again whenever something of its own ends.
+  Once its lease is over, as soon as less than half of the floor is in use here, the engine may show it free to the
+  others, and the floor sinks to what is left; at the latest when Redis forgets it (`orphan_hold_s`), to nothing.
+* *The gauge*: beyond the floor only what the engine's own gauges show to be free, in a reading that is not old. A
+  sequence on the engine is taken to become as large as those of this process are. What was granted here since the
+  reading before the last one may not be in the last one, and so is counted beside it.
+
+That is a bet all the same: the others may take room that was free when it was read. What is lost by it is one
+reading's worth, and the next one shows it. It is never made on a pool that is full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvgate_policies.types import ZERO_COST, KVCost
+
+if TYPE_CHECKING:
+    from kvgate_policies.types import EngineLimits
+
+SHARE_PERCENT = 90
+"""Of an engine that the processes divide among themselves; the tenth that is left is for what they do not know of
+each other."""
+READING_S_MAX = 3.0
+"""After which a reading is old: three scrapes of the usual second."""
+
+
+class Share:
+    """Of one process, on one engine. Knows what is held there, by wire id; waits for nothing."""
+
+    def __init__(self, processes: int, floor: KVCost = ZERO_COST) -> None:
+        self._processes = processes
+        self._floor = floor
+        self._held: dict[str, KVCost] = {}
+        self._young: set[str] = set()
+        """Granted since the last reading."""
+        self._read: KVCost | None = None
+        """Up to where the last reading allows."""
+        self._read_s = 0.0
+
+    def hold(self, wire: str, cost: KVCost, *, is_new: bool) -> None:
+        self._held[wire] = cost
+        if is_new:
+            self._young.add(wire)
+
+    def change(self, wire: str, cost: KVCost) -> None:
+        if wire in self._held:
+            self._held[wire] = cost
+
+    def end(self, wire: str) -> None:
+        self._held.pop(wire, None)
+        self._young.discard(wire)
+
+    def void(self) -> None:
+        """The engine restarted: nothing of all that is there any more, nor counted by anyone."""
+        self._held.clear()
+        self._young.clear()
+        self._floor, self._read = ZERO_COST, None
+
+    def sink(self, *, is_over: bool = False) -> bool:
+        """Lower the floor where less than half of it is in use, or to nothing when it is over; whether it was."""
+        held = ZERO_COST if is_over else self._sum(self._held)
+        if 2 * held.blocks >= self._floor.blocks and 2 * held.seqs >= self._floor.seqs:
+            return False
+        self._floor = _least(self._floor, held)
+        return True
+
+    def read(self, limits: EngineLimits, blocks: int, seqs: int | None, now_s: float) -> None:
+        """What the engine's gauges show: blocks in use, and sequences that run or wait."""
+        held = self._sum(self._held)
+        will_be = 0 if seqs is None or not held.seqs else math.ceil(seqs * held.blocks / held.seqs)
+        room = KVCost(
+            max(limits.blocks * SHARE_PERCENT // 100 - max(blocks, will_be), 0),
+            max(limits.seqs * SHARE_PERCENT // 100 - (seqs or 0), 0),
+            0,
+        )
+        seen = {wire: cost for wire, cost in self._held.items() if wire not in self._young}
+        self._read, self._read_s = self._sum(seen) + room, now_s
+        self._young.clear()
+
+    def limits(self, limits: EngineLimits, now_s: float) -> EngineLimits:
+        """The engine as this process may use it now."""
+        part = 100 * self._processes
+        share = KVCost(limits.blocks * SHARE_PERCENT // part, limits.seqs * SHARE_PERCENT // part, 0)
+        is_read = self._read is not None and now_s - self._read_s <= READING_S_MAX
+        if self._read is not None and is_read:
+            share = _least(share, _most(self._floor, self._read))
+        elif self._processes > 1:
+            share = _least(share, self._floor)
+        prefill_tokens = limits.prefill_tokens * SHARE_PERCENT // part
+        return replace(limits, blocks=share.blocks, seqs=share.seqs, prefill_tokens=prefill_tokens)
+
+    @staticmethod
+    def _sum(held: dict[str, KVCost]) -> KVCost:
+        return sum(held.values(), ZERO_COST)
+
+    def __repr__(self) -> str:
+        return f"<Share of {self._processes}: {self._sum(self._held)} held, floor {self._floor}, read {self._read}>"
+
+
+def _least(one: KVCost, other: KVCost) -> KVCost:
+    return KVCost(min(one.blocks, other.blocks), min(one.seqs, other.seqs), 0)
+
+
+def _most(one: KVCost, other: KVCost) -> KVCost:
+    return KVCost(max(one.blocks, other.blocks), max(one.seqs, other.seqs), 0)
