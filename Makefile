@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: demo test test-vllm check fmt bench soak clean
+.PHONY: demo up test test-vllm check fmt bench soak image-check dashboards dashboards-images clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -16,8 +16,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## the main job in about a minute: direct, then through kvgate
 	$(BIN)/kvgate demo
 
+up: $(STAMP)  ## the compose file's cpu profile as processes, until Ctrl-C
+	@$(BIN)/python deploy/up.py
+
 test: check  ## everything that runs without a real vLLM
-	$(BIN)/pytest -m "not vllm" --ignore=tests/unit tests
+	$(BIN)/pytest -m "not vllm" --reruns 1 -raR --ignore=tests/unit tests
 
 test-vllm: $(STAMP)  ## acceptance against the real vLLM CPU wheel (environment cached outside the checkout)
 	$(BIN)/python tests/vllm/environment.py ensure
@@ -40,6 +43,15 @@ bench: $(STAMP)  ## performance claims, measured side by side in one run
 
 soak: $(STAMP)  ## the long forms of the soaks and fuzzers
 	KVGATE_SOAK=1 $(BIN)/pytest -m soak --timeout 1800 tests
+
+image-check:  ## build the container image and try it; needs root, buildah and debootstrap, some minutes
+	deploy/check_image.sh
+
+dashboards: $(STAMP)  ## grafana/dashboards/*.json, after a change in grafana/ or of a metric
+	PYTHONPATH=grafana $(BIN)/python -m kvgate_dashboards
+
+dashboards-images: dashboards  ## the pictures of them, from a real run and a real Prometheus (two minutes)
+	PYTHONPATH=tests:grafana $(BIN)/python -m support.watched_pictures
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -1,4 +1,4 @@
-"""Putting the house together, and running it: ledger, engines, admission, the two ports, signals.
+"""Putting the house together, and running it: pools, policy, the two ports, signals.
 
 Start: the ports open at once, so that probes can tell "starting" from "gone"; `/readyz` turns 200 with the first
 engine that takes work. End: on SIGTERM or SIGINT `/readyz` says no, the queue is answered `draining`, streams run
@@ -23,22 +23,23 @@ import uvloop
 from kvgate import __version__
 from kvgate.admin import AdminState, admin_app
 from kvgate.admission.line import Admission
-from kvgate.admission.passing import Passing
-from kvgate.admission.pricing import Pricer
 from kvgate.api.dispatch import Gateway
 from kvgate.api.files import raise_limit
+from kvgate.assembly.desk import Desk
+from kvgate.assembly.file import PolicySource
+from kvgate.assembly.keeper import PolicyKeeper
+from kvgate.assembly.pools import build
+from kvgate.assembly.readiness import pool_states, readiness
 from kvgate.clock import Clock, SystemClock
 from kvgate.config import Settings
 from kvgate.engines.pool import EnginePool
 from kvgate.engines.transport import AiohttpTransport
 from kvgate.errors import ConfigError
-from kvgate.ledger.base import Refusal
-from kvgate.ledger.memory import MemoryLedger
-from kvgate.ledger.redis import RedisLedger
+from kvgate.ledger.base import Ledger, Refusal
 from kvgate.ports import SERVER_STOP_S, Listening, Server, listening, started, url_of
 from kvgate.telemetry.logs import RequestLog
-from kvgate.telemetry.metrics import Telemetry
-from kvgate.tokens import counter_for
+from kvgate.telemetry.record import RequestRecord
+from kvgate.telemetry.request_log import RequestFile
 
 WARM_S_MAX = 5.0
 """How long a worker that joins others stays out of their port until it knows an engine: twice the longest probe."""
@@ -48,48 +49,46 @@ again. At ten thousand objects, about 1 MB, most of what was made for a request 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 log = logging.getLogger("kvgate")
 
-Reload = Callable[[], Settings]
-
 
 class App:
     """One process of kvgate. `running()` is the whole life; tests use it in their own loop."""
 
     def __init__(
-        self, settings: Settings, *, clock: Clock | None = None, reload: Reload | None = None
+        self, settings: Settings, *, clock: Clock | None = None, source: PolicySource | None = None
     ) -> None:
         self.settings = settings
-        self._reload = reload
         self.clock = clock or SystemClock()
-        self.telemetry = Telemetry(settings.pool)
-        self._log = RequestLog(self.clock)
-        self.ledger = _ledger(settings, self.clock, self.telemetry)
-        self.pool = EnginePool(settings, self.ledger, self.clock)
         self.upstream = AiohttpTransport(settings.connections_max)
-        self.admission = Admission(
-            engines=self.pool,
-            ledger=self.ledger,
-            pricer=Pricer(counter_for(settings.prompt_tokens, self.pool.tokenize), self.pool),
-            upstream=self.upstream,
-            telemetry=self.telemetry,
-            clock=self.clock,
-            settings=settings,
-        )
-        self.pool.on_shapes = self.admission.shapes_changed
-        if isinstance(self.ledger, RedisLedger):
-            self.pool.on_gauges = self.ledger.settle
+        self._log = RequestLog(self.clock)
+        self._requests: RequestFile | None = None
+        self.house = build(settings, self.clock, self.upstream)
+        self.pools = self.house.pools
+        self.policy = PolicyKeeper(settings, self.pools, self.clock, source)
         self.gateway = Gateway(
-            admission=self.admission,
-            passing=Passing(self.pool, self.upstream, settings),
-            models=self.pool,
-            telemetry=self.telemetry,
-            log=self._log.ended,
+            pools=self.pools,
+            live=self.policy.live,
+            nowhere=self.house.nowhere,
+            log=self._ended,
             clock=self.clock,
             settings=settings,
         )
-        self.telemetry.watch(self.ledger.view, self.pool.snapshot)
         self._server: Server | None = None
         self.url = ""
         self.admin_url = ""
+
+    # The first pool, for those who run only one.
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.pools.lines[0].ledger
+
+    @property
+    def pool(self) -> EnginePool:
+        return self.pools.lines[0].engine_pool
+
+    @property
+    def admission(self) -> Admission:
+        return self.pools.lines[0].admission
 
     @asynccontextmanager
     async def running(self, worker: Worker | None = None) -> AsyncGenerator[App]:
@@ -98,16 +97,22 @@ class App:
         Alone, on both ports of the settings. As a worker among others, on the sockets given; clients are
         accepted once an engine is known, at most `WARM_S_MAX` later.
 
-        Raises ConfigError when a port cannot be bound, or the shared ledger can't be one.
+        Raises ConfigError when a port cannot be bound, the shared ledger can't be one, or the request log can't
+        be written.
         """
         async with AsyncExitStack() as stack:
             at = worker.given if worker else stack.enter_context(listening(self.settings))
             self.url, self.admin_url = url_of(at.public), url_of(at.private)
-            if isinstance(self.ledger, RedisLedger):
-                await stack.enter_async_context(self.ledger.running())
+            for ledger in self.house.shared_ledgers:
+                await stack.enter_async_context(ledger.running())
+            self._requests = self._request_file(stack)
+            await self.policy.follow()
             self._server, admin = Server(self.gateway), Server(admin_app(self._admin_state()))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.pool.run)
+                for line in self.pools.lines:
+                    tasks.start_soon(line.engine_pool.run)
+                tasks.start_soon(self.policy.run)
+                tasks.start_soon(self.policy.watch)
                 serving = [asyncio.create_task(admin.serve([at.private]))]
                 try:
                     if worker is not None:
@@ -118,20 +123,38 @@ class App:
                 finally:
                     with anyio.CancelScope(shield=True):
                         self._server.should_exit = admin.should_exit = True
-                        self.gateway.draining = True
+                        self.gateway.begin_draining()
                         self.gateway.break_off()
                         await asyncio.gather(*serving)
                         await self.upstream.aclose()
                         self._log.close()
                     tasks.cancel_scope.cancel()
 
+    def _request_file(self, stack: AsyncExitStack) -> RequestFile | None:
+        settings = self.settings
+        if settings.request_log is None:
+            return None
+        file = RequestFile(
+            settings.request_log,
+            bytes_max=settings.request_log_bytes_max,
+            files_max=settings.request_log_files_max,
+        )
+        stack.callback(file.close)
+        return file
+
+    def _ended(self, record: RequestRecord) -> None:
+        self._log.ended(record)
+        if self._requests is not None and not self._requests.ended(record):
+            self.house.telemetry_of(record.pool).request_log_dropped()
+
     async def _warm(self, drained: frozenset[str]) -> None:
         """While the others serve, a newcomer that knows no engine would only refuse."""
         with anyio.move_on_after(WARM_S_MAX):
             while not self._ready()[0]:  # noqa: ASYNC110  # two rooms decide that, and it is once in a life
                 await anyio.sleep(0.02)
-        for engine_id in drained & {status.id for status in self.pool.snapshot()}:
-            await self.pool.drain(engine_id)
+        for engine_id in drained:
+            self.policy.drains.assume(engine_id)
+        await self.policy.apply()
 
     def refuse_connections(self) -> None:
         """Leave the port to whoever comes next; connections that are open live on."""
@@ -140,82 +163,30 @@ class App:
 
     async def drain(self) -> None:
         """Refuse new work, answer the queue, and wait for what runs, at most `drain_s`."""
-        self.gateway.draining = True
-        await self.ledger.close(Refusal.DRAINING)
+        self.gateway.begin_draining()
+        for line in self.pools.lines:
+            await line.ledger.close(Refusal.DRAINING)
         with anyio.move_on_after(self.settings.timeouts.drain_s):
             await self.gateway.idle()
 
     async def reload(self) -> None:
-        """Read the settings again and take over the list of backends; a bad file changes nothing."""
-        if self._reload is None:
-            return
-        try:
-            wanted = self._reload()
-        except ConfigError as error:
-            log.warning("settings not reloaded, the running ones stay: %s", error)
-            return
-        except Exception:  # whatever a file can do to its reader, what runs must outlive it
-            log.exception("settings not reloaded, the running ones stay")
-            return
-        current = set(self.pool.backends())
-        added = [url for url in wanted.backends if url not in current]
-        removed = sorted(current - set(wanted.backends))
-        for url in added:
-            await self.pool.add(url)
-        for url in removed:
-            await self.pool.remove(url)
-        self._log_reload(wanted, added, removed)
-
-    def _log_reload(self, wanted: Settings, added: list[str], removed: list[str]) -> None:
-        changes = [f"{word} {url}" for word, urls in (("added", added), ("removed", removed)) for url in urls]
-        log.info("settings reloaded; backends: %s", ", ".join(changes) or "as before")
-        differs = [name for name in type(wanted).model_fields if _differs(name, self.settings, wanted)]
-        if differs:
-            log.warning("changed, and taken over only by a restart: %s", ", ".join(sorted(differs)))
+        """Read the policy again; a bad file changes nothing."""
+        await self.policy.reload()
 
     def _admin_state(self) -> AdminState:
         return AdminState(
-            ledger_view=self.ledger.view,
-            engine_statuses=self.pool.snapshot,
-            ready=self._ready,
-            drain=self.pool.drain,
-            undrain=self.pool.undrain,
             settings=self.settings,
-            telemetry=self.telemetry,
+            telemetry=self.house.telemetry,
+            pools=lambda: pool_states(self.pools.lines),
+            ready=self._ready,
+            drain=lambda pool, engine_id: self.policy.drains.tell(pool, engine_id, drained=True),
+            undrain=lambda pool, engine_id: self.policy.drains.tell(pool, engine_id, drained=False),
+            tenants=Desk(self.policy, self.pools.names),
+            policy_file=lambda: self.policy.file,
         )
 
     def _ready(self) -> tuple[bool, dict[str, object]]:
-        engine = bool(self.pool.available())
-        mode = self.ledger.view().mode
-        usable = mode != "closed"
-        checks: dict[str, object] = {
-            "policy": "ok",
-            "ledger": "ok" if mode in {"memory", "redis"} else f"the shared ledger is away; mode {mode}",
-            "engine": "ok" if engine else "no engine is up and accepting work yet; see /admin/engines",
-            "draining": "yes" if self.gateway.draining else "no",
-        }
-        return engine and usable and not self.gateway.draining, checks
-
-
-def _differs(name: str, running: Settings, wanted: Settings) -> bool:
-    return name != "backends" and getattr(running, name) != getattr(wanted, name)
-
-
-def _ledger(settings: Settings, clock: Clock, telemetry: Telemetry) -> MemoryLedger | RedisLedger:
-    """Raises ConfigError for a URL that can't be used."""
-    if not settings.ledger_shared:
-        return MemoryLedger(clock, bypass_max=settings.bypass_max)
-    return RedisLedger(
-        settings.ledger_url,
-        pool=settings.pool,
-        clock=clock,
-        on_failure=settings.ledger_on_failure,
-        lease_s=settings.ledger_lease_s,
-        heartbeat_s=settings.ledger_heartbeat_s,
-        orphan_hold_s=settings.ledger_orphan_hold_s,
-        bypass_max=settings.bypass_max,
-        watch=telemetry.ledger,
-    )
+        return readiness(self.pools.lines, self.policy.file, draining=self.gateway.draining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +204,12 @@ class Worker:
     """Engines that an operator had drained before this process was started."""
 
 
-def run(settings: Settings, reload: Reload | None = None, worker: Worker | None = None) -> int:
+def run(settings: Settings, source: PolicySource | None = None, worker: Worker | None = None) -> int:
     """`kvgate serve`: run until a signal ends it; the exit code."""
     raise_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, reload, worker))
+            return runner.run(_serve(settings, source, worker))
     except ConfigError as error:
         sys.stderr.write(f"kvgate: {error}\n")
         return 2
@@ -253,8 +224,8 @@ def calm_garbage_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def _serve(settings: Settings, reload: Reload | None, worker: Worker | None) -> int:
-    app = App(settings, reload=reload)
+async def _serve(settings: Settings, source: PolicySource | None, worker: Worker | None) -> int:
+    app = App(settings, source=source)
     with _taking_signals() as received:
         async with app.running(worker):
             calm_garbage_collector()
@@ -263,7 +234,7 @@ async def _serve(settings: Settings, reload: Reload | None, worker: Worker | Non
                 __version__,
                 app.url,
                 "" if worker else f" (admin {app.admin_url})",
-                ", ".join(settings.backends),
+                _served(settings),
             )
             async with anyio.create_task_group() as tasks:
                 stop = anyio.Event()
@@ -271,6 +242,14 @@ async def _serve(settings: Settings, reload: Reload | None, worker: Worker | Non
                 await stop.wait()
                 tasks.cancel_scope.cancel()
     return 0
+
+
+def _served(settings: Settings) -> str:
+    """The backends, by pool where there are several."""
+    specs = settings.pool_specs()
+    if len(specs) == 1:
+        return ", ".join(specs[0].backends)
+    return "; ".join(f"{spec.name}: {', '.join(spec.backends)}" for spec in specs)
 
 
 @contextmanager
@@ -301,7 +280,7 @@ async def _signals(
 
     async for number in received:
         if number == signal.SIGHUP:
-            await app.reload()
+            tasks.start_soon(app.reload)
         elif draining:
             if worker is None or number == signal.SIGINT:
                 stop.set()

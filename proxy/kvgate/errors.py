@@ -13,3 +13,7 @@ class ConfigError(KvgateError):
 
 class LedgerCorrupt(KvgateError):
     """A sum went below zero or two answers disagree: a bug of ours. Counted and raised, never clamped."""
+
+
+class ChangeNotKept(KvgateError):
+    """A change at run time that the ledger did not confirm: nothing was changed here. The message says why."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -78,6 +79,57 @@ async def test_open_forwards_and_stays_ready(nobody: str) -> None:
             assert (status, told["ledger"]) == (200, "the shared ledger is away; mode open")
             _, page = await admin(gate, "/metrics")
             assert 'kvgate_ledger_mode{mode="open",pool="default"} 1.0' in page
+            await gate.at_zero()
+
+
+async def test_open_while_redis_is_gone_and_shared_again_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine for two requests: the third waits, until nobody counts any more, and again when someone does."""
+    answer, done = asyncio.Event(), respond({"choices": [{"text": "a", "finish_reason": "length"}]})
+    up = ScriptedUpstream((answer, *done), endpoints=engine_endpoints(EngineFace(num_gpu_blocks=10)))
+    statuses: list[int] = []
+    with RedisServer() as server:
+        async with (
+            up,
+            gateway([up.url], ledger_url=server.url, ledger_on_failure="open") as gate,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def ask() -> None:
+                statuses.append((await gate.post("/v1/completions", completion())).status_code)
+
+            async def at_the_engine(count: int) -> None:
+                await gate.until(lambda: len(up.scripted) == count, f"{count} at the engine")
+
+            for _ in range(3):
+                tasks.start_soon(ask)
+            await at_the_engine(2)
+            await gate.queued(1)
+            server.kill()
+            await at_the_engine(3)
+            for _ in range(2):
+                tasks.start_soon(ask)
+            await at_the_engine(5)
+            _, page = await admin(gate, "/metrics")
+            assert 'kvgate_ledger_grants_alone_total{mode="open",pool="default"} 3.0' in page
+            assert 'kvgate_ledger_mode_switches_total{mode="open",pool="default"} 1.0' in page
+            away = await admin(gate, "/readyz")
+            assert (away[0], away[1]["ledger"]) == (200, "the shared ledger is away; mode open")
+            [loud] = [
+                record for record in caplog.records if "the ledger's mode is open" in record.getMessage()
+            ]
+            assert loud.levelname == "WARNING"
+
+            server.start()
+            await gate.until(lambda: gate.view.mode == "redis" and gate.reservations == 5, "all is counted")
+            tasks.start_soon(ask)
+            await gate.queued(1)
+            assert (await admin(gate, "/readyz"))[1]["ledger"] != away[1]["ledger"]
+            assert len(up.scripted) == 5, "it waits for room again"
+            answer.set()
+            await gate.until(lambda: len(statuses) == 6, "all were served")
+            assert statuses == [200] * 6
             await gate.at_zero()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvgate.assembly.file import PolicySource
 from kvgate.config import Settings
 from kvgate.sim import SimServer
 from kvgate_policies.types import TenantPolicy
@@ -197,7 +198,7 @@ class TestOperators:
                 refused = await gate.post("/v1/completions", completion())
                 assert refused.headers["x-kvgate-reason"] == "no_backend"
                 one_rank = await admin.post("/admin/engines/undrain", json={"engine_id": f"{up.url}#0"})
-                assert one_rank.json()["state"] == "up"
+                assert [one["state"] for one in one_rank.json()["engines"]] == ["up"]
                 nobody = await admin.post("/admin/engines/drain", json={"engine_id": "x" * 5000})
                 assert nobody.status_code == 404
                 assert len(nobody.json()["detail"]) < 500
@@ -206,10 +207,13 @@ class TestOperators:
     async def test_a_reload_says_what_it_did_and_what_it_did_not(self, caplog):
         async with engine(whole()) as one, engine(whole()) as two, gateway([one.url]) as gate:
             wanted = gate.app.settings.model_copy(update={"backends": (two.url,), "max_num_seqs": 7})
-            gate.app._reload = lambda: wanted
+            gate.app.policy._source = PolicySource(lambda: wanted)
             with caplog.at_level(logging.INFO, "kvgate"):
                 await gate.app.reload()
-            assert f"settings reloaded; backends: added {two.url}, removed {one.url}" in caplog.messages
+            assert (
+                f"settings reloaded; backends: added {two.url}, removed {one.url}; tenants: as before"
+                in caplog.messages
+            )
             assert "changed, and taken over only by a restart: max_num_seqs" in caplog.messages
             await gate.until(lambda: statuses(gate) == {two.url: "up"}, "the other backend")
 
@@ -218,7 +222,7 @@ class TestOperators:
             raise RecursionError("deep")
 
         async with engine(whole()) as up, gateway([up.url]) as gate:
-            gate.app._reload = read
+            gate.app.policy._source = PolicySource(read)
             await gate.app.reload()
             assert "settings not reloaded, the running ones stay" in caplog.messages
             assert (await gate.post("/v1/completions", completion())).status_code == 200
@@ -229,7 +233,7 @@ class TestOperators:
         def broken(*_: object) -> None:
             raise NameError("no such name")
 
-        monkeypatch.setattr("kvgate.api.dispatch.parse", broken)
+        monkeypatch.setattr("kvgate.api.calls.parse", broken)
         async with engine(whole()) as up, gateway([up.url]) as gate:
             answer = await gate.post("/v1/messages", {"model": "tiny", "max_tokens": 3})
             assert (answer.status_code, answer.headers["x-kvgate-reason"]) == (500, "internal_error")

@@ -357,6 +357,61 @@ async def _knows(gate: Group, wanted: set[str]) -> bool:
     return {engine["engine_id"] for engine in engines if engine["state"] == "up"} == wanted
 
 
+async def test_a_saved_file_and_a_change_of_a_tenant_reach_old_and_new_workers(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+
+    def write(weight: float, backend: str) -> None:
+        key = {"sha256": "ab" * 32}
+        tenants = {"chat": {"keys": [key], "weight": weight}, "guest": {"keys": [{"sha256": "cd" * 32}]}}
+        policy.write_text(
+            json.dumps({"version": 1, "pools": {"m": {"backends": [backend]}}, "tenants": tenants})
+        )
+
+    async with a_sim() as sim:
+        write(1, sim.url)
+        redis_server.flush()
+        words = ("--policy", str(policy), "--ledger", redis_server.url, "--workers", "2")
+        async with running(*words) as gate:
+            [before] = await digests(gate)
+            write(3, sim.url)
+            await gate.until(lambda: _all_have_another(gate, before), "both have the new file")
+            changed = await gate.http.patch(
+                f"{gate.admin}/admin/tenants/guest", json={"weight": 7, "for": "1h"}
+            )
+            assert changed.status_code == 200, changed.text
+            await gate.until(lambda: "tenant guest changed by 127.0.0.1" in gate.log, "a line in the log")
+            old = set(gate.workers())
+            for worker in old:
+                worker.kill()
+            await gate.until(lambda: len(set(gate.workers()) - old) == 2, "two new workers")
+            await gate.ready()
+            await gate.until(lambda: _all_have_another(gate, before), "the new ones have it, too")
+            assert await weights(gate) == {"chat": 3, "guest": 7}
+            ended = await gate.http.delete(f"{gate.admin}/admin/tenants/guest")
+            assert ended.status_code == 200
+            assert await weights(gate) == {"chat": 3, "guest": 1}
+            policy.write_text("version: 2\n")
+            await gate.until(lambda: _is(gate.metric("kvgate_policy_refused"), 1), "the file is refused")
+            assert await weights(gate) == {"chat": 3, "guest": 1}
+
+
+async def digests(gate: Group) -> set[str]:
+    """Of the files that are in force at the workers."""
+    return {told["policy_digest"] for told in (await gate.get("/readyz"))["workers"].values()}
+
+
+async def _all_have_another(gate: Group, before: str) -> bool:
+    found = await digests(gate)
+    return len(found) == 1 and before not in found
+
+
+async def weights(gate: Group) -> dict[str, float]:
+    tenants = (await gate.get("/admin/tenants"))["tenants"]
+    return {tenant["name"]: tenant["pools"][0]["weight"] for tenant in tenants}
+
+
 async def test_ports_in_use_are_one_line_and_exit_2(redis_server: RedisServer) -> None:
     async with a_sim() as sim, group(sim.url, redis_server) as gate:
         taken = gate.url.rsplit(":", 1)[1]

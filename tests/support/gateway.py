@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from kvgate.app import App
+from kvgate.assembly.file import PolicySource
 from kvgate.config import Settings, Timeouts
 from kvgate_policies.types import ZERO_COST, LedgerView
 
@@ -66,9 +67,10 @@ class Gate:
         """Nothing queued, nothing reserved, nobody in the house."""
 
         def nothing_left() -> bool:
-            view = self.view
-            held = any(use.reserved != ZERO_COST or use.reservations for use in view.engines)
-            return view.queued == 0 and not held and self.app.gateway.active == 0
+            views = [line.ledger.view() for line in self.app.pools.lines]
+            uses = [use for view in views for use in view.engines]
+            held = any(use.reserved != ZERO_COST or use.reservations for use in uses)
+            return not any(view.queued for view in views) and not held and self.app.gateway.active == 0
 
         await self.until(nothing_left, "the ledger at zero")
 
@@ -79,14 +81,27 @@ async def gateway(backends: Iterable[str], *, ready: bool = True, **settings: An
     settings.setdefault("probe_interval_s", 0.1)
     settings.setdefault("timeouts", Timeouts(draining_hold_s=0.05))
     made = Settings(backends=tuple(backends), port=0, admin_port=0, **settings)
-    app = App(made)
+    async with serving(made, ready=ready) as gate:
+        yield gate
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, *, ready: bool = True, source: PolicySource | None = None
+) -> AsyncGenerator[Gate]:
+    """Run kvgate with these settings; waits for all engines of all pools unless `ready` is false."""
+    app = App(settings, source=source)
     async with app.running():
         async with httpx.AsyncClient(base_url=app.url, timeout=60.0) as http:
             gate = Gate(app, http)
             if ready:
-                wanted = len(made.backends)
-                await gate.until(lambda: len(app.pool.available()) >= wanted, "all engines known")
+                await gate.until(lambda: all_known(app), "all engines known")
             yield gate
+
+
+def all_known(app: App) -> bool:
+    """Every backend of every pool has been found."""
+    return all(len(line.engine_pool.available()) >= len(line.spec.backends) for line in app.pools.lines)
 
 
 def completion(tokens: int = 100, max_tokens: int = 21, **more: Any) -> dict[str, Any]:

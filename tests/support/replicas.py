@@ -92,7 +92,7 @@ class PoolSizes:
 
     def endless(self, seed: int) -> Workload:
         """A workload that outlasts every test, made as it is sent."""
-        return Workload(MODEL, EndlessSessions(self, seed))  # type: ignore[arg-type]  # a sequence, as a tuple
+        return Workload(MODEL, EndlessSessions(self, seed))
 
 
 class EndlessSessions(Sequence[Session]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import math
 import re
 import shlex
@@ -27,6 +28,7 @@ from kvgate.admission import Answer, Reason, said
 from kvgate.api.answers import RULES
 from kvgate.api.routes import TABLE, Treatment
 from kvgate.cli import app
+from kvgate.cli.admin_port import ADMIN_ENV, TOKEN_ENV, TOKEN_FILE_ENV
 from kvgate.config import Settings
 from kvgate.config.options import OPTIONS
 from kvgate.config.policy import read_policy
@@ -43,7 +45,7 @@ UNIT = (ROOT / "deploy/kvgate.service").read_text()
 AGAIN = "run: python tests/unit/test_documents.py"
 SOURCES = (ROOT, ROOT / "proxy/kvgate", ROOT / "policies/kvgate_policies")
 """Where a path named in a document may begin."""
-OTHER_VARIABLES = {"KVGATE_POLICY", "KVGATE_VLLM_ENV", "KVGATE_SOAK"}
+OTHER_VARIABLES = {"KVGATE_POLICY", ADMIN_ENV, TOKEN_ENV, TOKEN_FILE_ENV, "KVGATE_VLLM_ENV", "KVGATE_SOAK"}
 
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
@@ -207,7 +209,21 @@ def test_readme_names_every_command():
         for t in code(README)
         for words in kvgate_lines(t)
     }
-    for name in ("serve", "check", "policy check", "sim-engine", "demo", "version"):
+    for name in (
+        "serve",
+        "check",
+        "plan",
+        "traffic",
+        "load",
+        "calibrate",
+        "policy check",
+        "tenants set",
+        "engines drain",
+        "queue",
+        "sim-engine",
+        "demo",
+        "version",
+    ):
         assert any(text.startswith(name) for text in named), name
 
 
@@ -215,8 +231,20 @@ def test_readme_names_every_command():
 def test_single_options_exist(name: str):
     ours = {
         opt
-        for c in ("serve", "check", "demo", "sim-engine", "version")
-        for p in command(c).params
+        for c in (
+            "serve",
+            "check",
+            "plan",
+            "traffic",
+            "load",
+            "calibrate",
+            "queue",
+            "tenants set",
+            "demo",
+            "sim-engine",
+            "version",
+        )
+        for p in command(*c.split()).params
         for opt in p.opts
     }
     vllm = {"--watermark", "--max-num-queued-reqs", "--max-num-queued-tokens"}
@@ -247,7 +275,7 @@ def test_metrics_exist(name: str):
 @every_document
 def test_paths_exist(name: str):
     path = r"(?:[\w.-]+/)*[\w.*-]+\.(?:py|md|yaml|toml|service)|(?:proxy|policies|tests|deploy|grafana|bench)(?:/[\w.-]+)+/?"
-    owned = {"policy.yaml"}  # the reader's own
+    owned = {"policy.yaml", "mine.yaml"}  # the reader's own
     for text in code(DOCUMENTS[name]):
         for named in re.findall(rf"(?<![\w/.-])(?:{path})(?![\w-])", text):
             places = (*SOURCES, (ROOT / name).parent)
@@ -312,8 +340,9 @@ def test_the_table_of_reasons_says_when_to_come_back():
     rows = {Reason(cells[0].strip("`")): cells[2] == "yes" for cells in table(README, "`x-kvgate-reason`")}
     tenant = TenantPolicy()
     answers: list[Answer] = [
-        said.queue_full(tenant, 1, 1.0), said.queue_timeout(tenant, 1, 1.0), said.never_fits(1, 1, 1, 1),
-        said.no_backend(), said.draining(), said.ledger_unavailable(), said.unknown_model("m"),
+        said.queue_full(tenant, 1.0), said.deadline(1.0, 1), said.queue_timeout(tenant, 1, 1.0), said.never_fits(1, 1, 1, 1),
+        said.no_backend(), said.draining(), said.ledger_unavailable(), said.unknown_model("m"), said.unauthorized("No"), said.bad_token("no"),
+        said.rate_spent(tenant, "tokens_per_minute", 1.0), said.above_limit(2, 1), said.unknown_class("batch"),
         said.internal_error(), said.upstream_failed(), said.upstream_empty(), said.upstream_silent(1.0),
     ]  # fmt: skip
     assert {a.reason: a.retry_after_s is not None for a in answers}.items() <= rows.items()
@@ -387,6 +416,25 @@ def test_the_arithmetic_of_the_twelve_sessions():
     assert 48 * (192 + 129 - 1) == 15360
     for number in ("524,288", "512 KiB", "4 GiB", "6,144", "6,143", "**11**", "**12**", "15,360"):
         assert number in README, number
+
+
+def test_the_table_of_options_is_what_the_planner_says():
+    """The README's own command, and the rows it quotes of the answer."""
+    [words] = [
+        words for text in code(README) for words in kvgate_lines(text) if words[0] == "plan" and "8x" in words
+    ]
+    result = CliRunner().invoke(app, [*words, "--json"])
+    answer = json.loads(result.stdout)
+    assert (answer["max_sequences"], answer["max_sequences_engine"]) == (12, 11)
+    options = {option["name"]: option for option in answer["options"]}
+    rows = table(README, "Option | Sessions | Times | Paid for with")
+    for name, sessions, times, _ in rows:
+        option = options[name.split(",")[0]]
+        assert (option["max_sequences"], f"{option['factor']:.1f}×") == (
+            int(sessions),
+            times.split(",")[0],
+        ), name
+    assert [row[0] for row in rows[-3:]] == answer["ways_to_target"]
 
 
 def test_the_states_are_drawn_from_the_table():

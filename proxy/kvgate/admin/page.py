@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 if TYPE_CHECKING:
     from kvgate.clock import Clock
     from kvgate.telemetry.metrics import Telemetry
+    from kvgate.telemetry.pools import PoolsTelemetry
 
 FRESH_S = 0.5
 """How old a page may be: well below any scrape interval."""
@@ -24,7 +25,7 @@ FORMATS_MAX = 8
 
 
 class MetricsPage:
-    def __init__(self, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(self, telemetry: Telemetry | PoolsTelemetry, clock: Clock) -> None:
         self._telemetry = telemetry
         self._clock = clock
         self._pages: dict[str, tuple[float, bytes]] = {}

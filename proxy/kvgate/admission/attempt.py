@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from enum import StrEnum
 
 import anyio
 import httpx
 
 from kvgate.admission import said
 from kvgate.admission.contract import Answer, Call, Ended, Header, Reply
+from kvgate.admission.forwarding import forwarded
 from kvgate.admission.holding import Holding
-from kvgate.admission.pricing import Priced, reprice
+from kvgate.admission.pricing import Priced, reprice, served
 from kvgate.clock import Clock
 from kvgate.config import Settings
 from kvgate.engines.base import Engines, Target, Trouble
+from kvgate.ledger.base import Served
 from kvgate.sse import FirstEvent, SSEMeter, inspect_json, is_busy, is_unknown_model
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
@@ -30,17 +32,22 @@ ERROR_BODY_BYTES_MAX = 64 * 1024
 """Of an engine's error answer, read to tell "busy" from broken; vLLM's are below 1 KB."""
 PEEK_BYTES_MAX = 1024 * 1024
 """Read from a stream while waiting for its first event; larger than any first event."""
-URLS_MAX = 4096
-"""Engines times the admitted paths of the route table, a dozen."""
 GAPS_HELD_MAX = 256
 """Inter-token gaps held before they are handed to the metrics."""
+
+
+class Late(StrEnum):
+    """What came to nothing before the engine was asked."""
+
+    LEASE = "lease"
+    """This process stood still, or was cut off, until its lease may have run out: the room may be another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
     """The attempt came to nothing and the client has seen nothing: queue again, at the old place."""
 
-    trouble: Trouble
+    trouble: Trouble | Late
 
 
 @dataclass(slots=True)
@@ -106,9 +113,19 @@ class Attempt:
 
     async def _open(self, target: Target, held: Holding, passage: Passage) -> _Opened | Ended | Again:
         """Send the request and read up to the first sign of life."""
+        if not held.sure:
+            return Again(Late.LEASE)
         held.sent()
         try:
-            response = await self._upstream.handle_async_request(self._request(target, passage))
+            response = await self._upstream.handle_async_request(
+                forwarded(
+                    passage.call,
+                    target,
+                    passage.body,
+                    connect_s=self._timeouts.connect_s,
+                    read_s=self._timeouts.idle_s if passage.request.stream else None,
+                )
+            )
         except (
             httpx.PoolTimeout
         ):  # our own bound on connections: no fault of the engine, but no use to try now
@@ -122,6 +139,7 @@ class Attempt:
         except httpx.TransportError:
             return await self._broken(held, passage)
         opened = _Opened(response, SSEMeter(passage.request.endpoint))
+        held.measured_by(lambda: _taken(opened, passage))
         kept = False
         try:
             result = await self._look(opened, held, passage)
@@ -130,24 +148,6 @@ class Attempt:
             if not kept:
                 await opened.close()
         return result
-
-    def _request(self, target: Target, passage: Passage) -> httpx.Request:
-        read_s = self._timeouts.idle_s if passage.request.stream else None
-        return httpx.Request(
-            passage.call.method,
-            _url(target.url + passage.call.path),
-            headers=[*passage.call.headers, *((k.encode(), v.encode()) for k, v in target.headers.items())],
-            stream=httpx.ByteStream(passage.body),
-            extensions={
-                "timeout": {
-                    "connect": self._timeouts.connect_s,
-                    "first_read": None,  # bounded by `run`
-                    "read": read_s,
-                    "write": None,
-                    "pool": None,
-                }
-            },
-        )
 
     async def _look(self, opened: _Opened, held: Holding, passage: Passage) -> _Opened | Ended | Again:
         try:
@@ -410,6 +410,21 @@ class _Opened:
         self.meter.end()
 
 
+def _taken(opened: _Opened, passage: Passage) -> Served | None:
+    """What the request took by now, by the engine's word or else by what was counted beside the stream.
+
+    None where neither says anything: a JSON answer that was too large to be looked into. A refusal took nothing.
+    """
+    meter = opened.meter
+    if opened.response.status_code >= 400:
+        return served(passage.priced, 0, 0)
+    if opened.is_stream:
+        return served(passage.priced, meter.prompt_tokens, meter.completion_tokens or meter.tokens_seen)
+    if opened.prompt_tokens is None and opened.completion_tokens is None:
+        return None
+    return served(passage.priced, opened.prompt_tokens, opened.completion_tokens or 0)
+
+
 def _content_type(headers: Sequence[Header]) -> bytes:
     """Without its parameters; by hand, as `httpx.Headers.get` decodes all headers to find one."""
     for name, value in headers:
@@ -425,12 +440,4 @@ def _body(response: httpx.Response) -> AsyncIterator[bytes]:
     return aiter(stream)
 
 
-def _url(text: str) -> httpx.URL:
-    """Parsed once: httpx takes longer for a URL than the whole of admission. Queries differ, so they are not kept."""
-    return httpx.URL(text) if "?" in text else _url_known(text)
-
-
-_url_known = lru_cache(URLS_MAX)(httpx.URL)
-
-
-__all__ = ["Again", "Answer", "Attempt", "Passage"]
+__all__ = ["Again", "Answer", "Attempt", "Late", "Passage"]

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvgate.sse import SSEMeter
-from kvgate_policies.types import Outcome, TenantPolicy
+from kvgate_policies.types import Outcome, PriorityClass, TenantPolicy
 
 Header = tuple[bytes, bytes]
 
@@ -23,6 +23,7 @@ class Reason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TENANT_RATE = "tenant_rate"
     NEVER_FITS = "never_fits"
     NO_BACKEND = "no_backend"
     LEDGER_UNAVAILABLE = "ledger_unavailable"
@@ -51,6 +52,8 @@ class Answer:
     code: str | None = None
     status: int | None = None
     """Overrides the reason's status (a tenant's `overload_status`)."""
+    exact: bool = False
+    """`retry_after_s` is when it will pass, not an estimate: it is said as it is, without jitter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,5 +98,20 @@ class Call:
     arrived_s: float
     """By the process's clock: every bound of time counts from here."""
     tenant: TenantPolicy
+    priority: PriorityClass
+    """The tenant's class, or the lower one that the request asks for."""
+    deadline_s: float | None
+    """The longest wait in the queue that the request asks for, from arrival."""
     with_max_tokens: Callable[[int], bytes]
-    """The body with the ruling limit set to a value; the only change that is ever made to it."""
+    """The body with the ruling limit set to a value; the only change that the line makes to it."""
+
+    @property
+    def wait_s_max(self) -> float:
+        """The longest wait in the queue, from arrival: the tenant's, which a request can only shorten."""
+        wait_s = self.tenant.queue_wait_s_max
+        return wait_s if self.deadline_s is None else min(wait_s, self.deadline_s)
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the policy holds; otherwise the request starts at once, and nothing of it is changed."""
+        return self.tenant.mode == "enforce"

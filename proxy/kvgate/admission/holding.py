@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
 import anyio
 
-from kvgate.ledger.base import Grant, Ledger
+from kvgate.ledger.base import Grant, Ledger, Served
 from kvgate_policies.types import KVCost
 
 RELEASE_S_MAX = 5.0
@@ -28,6 +29,7 @@ class Holding:
     """One grant, from the moment it is held until everything is given back.
 
     async with Holding(ledger, grant, draining_hold_s) as held:
+        held.measured_by(…)
         held.sent()              # the engine may be computing from here …
         await held.first_token()
         await held.done()        # … to here
@@ -38,6 +40,7 @@ class Holding:
         self._ledger = ledger
         self._draining_hold_s = draining_hold_s
         self._cost = grant.cost
+        self._taken: Callable[[], Served | None] = lambda: None
         self._computing = False
         self._released = False
         self._prefill_timer: asyncio.TimerHandle | None = None
@@ -55,6 +58,11 @@ class Holding:
                 await anyio.sleep(self._draining_hold_s)
             await self._release()
 
+    @property
+    def sure(self) -> bool:
+        """The grant is still this process's: it was not stopped or cut off for longer than its lease."""
+        return self._ledger.lease_sure
+
     def sent(self) -> None:
         """The request is on its way: the engine may hold blocks for it."""
         self._computing = True
@@ -62,6 +70,10 @@ class Holding:
     def refused(self) -> None:
         """The engine never took the request, or has ended it by its own word."""
         self._computing = False
+
+    def measured_by(self, taken: Callable[[], Served | None]) -> None:
+        """What tells, at the release, what the request really took; None leaves the charge as it is."""
+        self._taken = taken
 
     async def first_token(self) -> None:
         """The prompt is computed: give the prefill part back."""
@@ -113,4 +125,4 @@ class Holding:
         self._released = True
         self._stop_prefill_timer()
         with anyio.move_on_after(RELEASE_S_MAX, shield=True):
-            await self._ledger.release(self.grant.request_id)
+            await self._ledger.release(self.grant.request_id, self._taken())

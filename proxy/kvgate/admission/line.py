@@ -2,12 +2,14 @@
 
 1. Price it: count the prompt, decide on the output limit, compute blocks, slots and prefill tokens for every
    shape of engine (`pricing`).
-2. Ask the ledger for room and wait: for the grant, for the tenant's longest wait, or for the client's leaving.
+2. Ask the ledger for room and a turn (`asking`), and wait: for the grant, for the tenant's longest wait or the
+   request's own deadline, or for the client's leaving.
 3. Try it at the engine the grant names (`attempt`). As long as the client has seen nothing, a busy, unreachable
    or broken engine sends the request back to 2, at its old place and under the same deadline.
 4. The scope ends by whichever door, and gives back what it took (`holding`).
 
-Cancelling `serve` is the client's leaving; every await here may be the last one.
+Cancelling `serve` is the client's leaving; every await here may be the last one. Where the policy only observes,
+or is off, the ledger starts a request at once and says what it would have done; nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -15,23 +17,29 @@ from __future__ import annotations
 import itertools
 import uuid
 from dataclasses import replace
+from typing import Literal
 
 import anyio
 import httpx
 
 from kvgate.admission import said
+from kvgate.admission.asking import ask_for
 from kvgate.admission.attempt import Again, Attempt, Passage
-from kvgate.admission.contract import Answer, Call, Ended, Header, Reply
+from kvgate.admission.contract import Answer, Call, Ended, Header, Reason, Reply
 from kvgate.admission.holding import RELEASE_S_MAX, Holding
-from kvgate.admission.pricing import Priced, Pricer
+from kvgate.admission.pace import Pace
+from kvgate.admission.pricing import Priced, Pricer, served
+from kvgate.admission.refusing import Refusing
 from kvgate.clock import Clock
 from kvgate.config import Settings
 from kvgate.engines.base import Engines, Trouble
-from kvgate.ledger.base import Ask, Grant, Ledger, Refusal, Ticket
+from kvgate.ledger.base import Ask, Grant, Ledger, RateSpent, Refusal, Served, Ticket
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
-from kvgate_policies.overload import GrantRate, retry_after_s
 from kvgate_policies.types import InferenceRequest, Outcome
+
+_WOULD: dict[str, str] = {Refusal.RATE: Reason.TENANT_RATE.value}
+"""Where a refusal has another name than the reason that clients are told."""
 
 
 class Admission:
@@ -55,7 +63,8 @@ class Admission:
         self._clock = clock
         self._settings = settings
         self._attempt = Attempt(engines, upstream, telemetry, clock, settings)
-        self._grants = GrantRate()
+        self._pace = Pace()
+        self._refusing = Refusing(ledger, self._pace, telemetry, clock)
         self._waiting: dict[str, tuple[InferenceRequest, Call]] = {}
         self._process = uuid.uuid4().hex
         self._asked = itertools.count()
@@ -75,31 +84,49 @@ class Admission:
         refused = self._refuse_early(request)
         if refused is not None:
             return refused
-        priced = await self._pricer.price(request, call.tenant)
+        priced = await self._price(request, call, record)
         if isinstance(priced, Answer):
             return Ended(Outcome.REJECTED_NEVER_FITS, priced)
         try:
             passage = self._passage(request, call, reply, record, priced)
         except ValueError:
             return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_limit())
-        ask = Ask(
+        ask = ask_for(
             self._next_id(),
-            call.tenant.name,
-            priced.costs,
-            call.tenant.queue_depth_max,
+            call,
+            priced,
+            mean_work=self._pace.asked(call.tenant.name, priced.work),
+            left_s=self._left_s(call, call.wait_s_max),
             avoid=self._engines.without(request.model),
         )
         while True:
             grant = await self._wait_for_grant(ask, passage)
             if isinstance(grant, Ended):
                 return grant
-            async with Holding(self._ledger, grant, self._settings.timeouts.draining_hold_s) as held:
-                self._granted(grant, passage)
-                result = await self._attempt.run(held, passage)
+            result = await self._try(grant, passage)
             if isinstance(result, Ended):
                 self._learn(result, passage)
                 return result
             ask = self._queue_again(ask, grant, result, passage)
+
+    async def _try(self, grant: Grant, passage: Passage) -> Ended | Again:
+        """Hold the grant for one attempt. What came to nothing was no service; but its budgets stay charged, since
+        it queues again.
+        """
+        async with Holding(self._ledger, grant, self._settings.timeouts.draining_hold_s) as held:
+            self._granted(grant, passage)
+            held.measured_by(lambda: served(passage.priced, None, 0))  # until the engine has answered
+            result = await self._attempt.run(held, passage)
+            if isinstance(result, Again):
+                held.measured_by(lambda: Served(0, grant.tokens))
+        return result
+
+    async def _price(self, request: InferenceRequest, call: Call, record: RequestRecord) -> Priced | Answer:
+        priced = await self._pricer.price(request, call.tenant)
+        if isinstance(priced, Answer) and not call.enforced:
+            self._observed(call, record, Refusal.NEVER_FITS)
+            return await self._pricer.price_unbounded(request)
+        return priced
 
     def _refuse_early(self, request: InferenceRequest) -> Ended | None:
         """What can be refused before anything is counted: cheap, for refusals come in floods."""
@@ -124,11 +151,14 @@ class Admission:
         """
         facts: list[Header] = []
         body = call.body
-        limit = priced.budget.rewrite
+        limit = priced.budget.rewrite if call.enforced else None
         if limit is not None:
             body = call.with_max_tokens(limit)
             facts.append((b"x-kvgate-max-tokens", str(limit).encode()))
             self._telemetry.rewritten(call.tenant.name)
+        elif priced.budget.rewrite is not None and call.tenant.mode == "observe":
+            self._telemetry.observed(call.tenant.name, "max_tokens")
+        record.priority = call.priority.value
         record.prompt_tokens_counted, record.prompt_tokens_exact = priced.count.total, priced.count.exact
         record.max_tokens_charged, record.max_tokens_rewritten = priced.budget.max_tokens, limit is not None
         return Passage(
@@ -142,12 +172,14 @@ class Admission:
         position = 0
         try:
             ticket = await self._reserve(ask, passage)
+            if isinstance(ticket, RateSpent):
+                return self._refusing.rate(ticket, call.tenant)
             if isinstance(ticket, Refusal):
-                return self._refused(ticket, passage, waited=False)
+                return self._refusing.refused(ticket, passage, waited=False)
             self._waiting[ask.request_id] = (request, call)
             decision = ticket.decision
             if decision is None:
-                with anyio.move_on_after(max(self._left_s(call, call.tenant.queue_wait_s_max), 0.0)):
+                with anyio.move_on_after(max(self._left_s(call, call.wait_s_max), 0.0)):
                     decision = await ticket.granted()
                 position = ticket.position
         finally:
@@ -155,19 +187,24 @@ class Admission:
             if not isinstance(decision, Grant):
                 with anyio.move_on_after(RELEASE_S_MAX, shield=True):
                     await self._ledger.cancel(ask.request_id)
-        if decision is None and self._ledger.view().mode == "closed":
-            # The shared ledger is away, and nothing may start without it: it isn't that too much is asked.
-            return self._refused(Refusal.UNAVAILABLE, passage, waited=True)
-        if decision is None and not self._in_use(request):
-            return self._refused(Refusal.NO_ENGINE, passage, waited=True)  # room is not what it waited for
         if decision is None:
-            answer = said.queue_timeout(call.tenant, position, self._retry_after_s(position + 1))
-            return Ended(Outcome.EVICTED_QUEUE_TIMEOUT, answer)
+            return self._waited_too_long(passage, position)
         if isinstance(decision, Refusal):
-            return self._refused(decision, passage, waited=True)
+            return self._refusing.refused(decision, passage, waited=True)
         return decision
 
-    async def _reserve(self, ask: Ask, passage: Passage) -> Ticket | Refusal:
+    def _waited_too_long(self, passage: Passage, ahead: int) -> Ended:
+        call, refusing = passage.call, self._refusing
+        if call.deadline_s is not None and call.deadline_s < call.tenant.queue_wait_s_max:
+            return Ended(Outcome.EVICTED_DEADLINE, said.deadline(call.deadline_s, ahead))
+        if self._ledger.view().mode == "closed":
+            # The shared ledger is away, and nothing may start without it: it isn't that too much is asked.
+            return refusing.refused(Refusal.UNAVAILABLE, passage, waited=True)
+        if not self._in_use(passage.request):
+            return refusing.refused(Refusal.NO_ENGINE, passage, waited=True)  # room is not what it waited for
+        return refusing.timed_out(call.tenant, ahead)
+
+    async def _reserve(self, ask: Ask, passage: Passage) -> Ticket | Refusal | RateSpent:
         """As the ledger's; a refusal for size that rests on an estimate is checked against the exact count."""
         ticket = await self._ledger.reserve(ask)
         if ticket is not Refusal.NEVER_FITS or passage.priced.count.exact:
@@ -176,51 +213,36 @@ class Admission:
         if isinstance(exact, Answer) or not exact.count.exact:
             return ticket
         passage.priced = exact
-        return await self._ledger.reserve(replace(ask, costs=exact.costs))
-
-    def _refused(self, refusal: Refusal, passage: Passage, *, waited: bool) -> Ended:
-        tenant = passage.call.tenant
-        view = self._ledger.view()
-        match refusal:
-            case Refusal.QUEUE_FULL:
-                answer = said.queue_full(tenant, view.queued, self._retry_after_s(view.queued))
-                return Ended(Outcome.REJECTED_QUEUE_FULL, answer)
-            case Refusal.NEVER_FITS:
-                cost = max(passage.priced.costs.values(), key=lambda c: c.blocks)
-                answer = said.never_fits(
-                    cost.blocks,
-                    max((use.limits.blocks for use in view.engines), default=0),
-                    cost.seqs,
-                    max((use.limits.seqs for use in view.engines), default=0),
-                )
-                return Ended(Outcome.EVICTED_NEVER_FITS if waited else Outcome.REJECTED_NEVER_FITS, answer)
-            case Refusal.NO_ENGINE:
-                answer = said.no_backend()
-                return Ended(Outcome.REJECTED_NO_BACKEND, answer)
-            case Refusal.DRAINING:
-                answer = said.draining()
-                return Ended(Outcome.EVICTED_DRAINING if waited else Outcome.REJECTED_DRAINING, answer)
-            case Refusal.UNAVAILABLE:
-                answer = said.ledger_unavailable()
-                return Ended(Outcome.REJECTED_LEDGER_UNAVAILABLE, answer)
+        return await self._ledger.reserve(
+            replace(ask, costs=exact.costs, work=exact.work, tokens=exact.tokens)
+        )
 
     def _granted(self, grant: Grant, passage: Passage) -> None:
         now = self._clock.monotonic()
         record, call = passage.record, passage.call
         waited_s = now - call.arrived_s
-        self._grants = self._grants.observe(now)
+        self._pace.granted(call.tenant.name, now)
         self._telemetry.granted(call.tenant.name, waited_s)
-        passage.granted_s = now
+        passage.granted_s, record.tokens_reserved = now, passage.priced.tokens
         record.engine_id, record.queue_s, record.blocks_reserved = (
             grant.engine_id,
             waited_s,
             grant.cost.blocks,
         )
+        if not call.enforced:
+            self._observed(call, record, grant.forced)
+            return
         own = [fact for fact in passage.facts if fact[0] == b"x-kvgate-max-tokens"]
         own.append((b"x-kvgate-queue-ms", str(round(waited_s * 1000)).encode()))
         if self._settings.expose_backend:
             own.append((b"x-kvgate-backend", grant.engine_id.encode()))
         passage.facts = own
+
+    def _observed(self, call: Call, record: RequestRecord, would: Refusal | Literal["queued"] | None) -> None:
+        """What enforcing would have done, once for each request; of a policy that is off nobody wants to know."""
+        if call.tenant.mode == "observe" and record.would is None:
+            record.would = _WOULD.get(would or "granted", would or "granted")
+            self._telemetry.observed(call.tenant.name, record.would)
 
     def _queue_again(self, ask: Ask, grant: Grant, again: Again, passage: Passage) -> Ask:
         """The next ask: same place; not the engine that just failed, if there is another one."""
@@ -236,7 +258,7 @@ class Admission:
         avoid = self._engines.without(passage.request.model)
         if failed_here and self._engines.available() - avoid - {grant.engine_id}:
             avoid |= {grant.engine_id}
-        return replace(ask, costs=passage.priced.costs, seq=grant.seq, avoid=avoid)
+        return replace(ask, costs=passage.priced.costs, seq=grant.seq, rank=grant.rank, avoid=avoid)
 
     def _learn(self, ended: Ended, passage: Passage) -> None:
         """The engine said how long the prompt was: the counter's estimates get better by it."""
@@ -257,11 +279,3 @@ class Admission:
 
     def _left_s(self, call: Call, bound_s: float) -> float:
         return call.arrived_s + bound_s - self._clock.monotonic()
-
-    def _retry_after_s(self, ahead: int) -> float:
-        """The middle of the spread; the answer's own jitter spreads it.
-
-        The queue is the whole pool's: the others that share it are taken to grant as much as this process.
-        """
-        per_s = self._grants.per_s(self._clock.monotonic()) * self._ledger.view().processes
-        return retry_after_s(ahead, per_s, jitter=0.5)

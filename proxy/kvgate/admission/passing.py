@@ -13,13 +13,14 @@ import httpx
 
 from kvgate.admission import said
 from kvgate.admission.contract import Call, Ended, Reply
+from kvgate.admission.forwarding import forwarded
 from kvgate.config import Settings
-from kvgate.engines.base import Engines, Target, Trouble
+from kvgate.engines.base import Reachable, Target, Trouble
 from kvgate_policies.types import Outcome
 
 
 class Passing:
-    def __init__(self, engines: Engines, upstream: httpx.AsyncBaseTransport, settings: Settings) -> None:
+    def __init__(self, engines: Reachable, upstream: httpx.AsyncBaseTransport, settings: Settings) -> None:
         self._engines = engines
         self._upstream = upstream
         self._timeouts = settings.timeouts
@@ -45,20 +46,8 @@ class Passing:
 
     async def _try(self, target: Target, call: Call, reply: Reply, *, pass_404: bool) -> Ended | None:
         """None when another engine should be asked and the client has seen nothing."""
-        headers = [*call.headers, *((k.encode(), v.encode()) for k, v in target.headers.items())]
-        timeout = {
-            "connect": self._timeouts.connect_s,
-            "read": self._timeouts.idle_s,
-            "write": None,
-            "pool": None,
-        }
-        request = httpx.Request(
-            call.method,
-            target.url + call.path,
-            headers=headers,
-            content=call.body,
-            extensions={"timeout": timeout},
-        )
+        timeouts = self._timeouts
+        request = forwarded(call, target, call.body, connect_s=timeouts.connect_s, read_s=timeouts.idle_s)
         try:
             response = await self._upstream.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout):

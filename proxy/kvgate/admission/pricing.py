@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvgate.admission.contract import Answer, Reason
 from kvgate.engines.base import Engines
+from kvgate.ledger.base import Served
 from kvgate.tokens.base import TokenCounter
 from kvgate_policies.kv_cost import price, price_pooling
 from kvgate_policies.tenancy import OutputBudget, output_budget
@@ -34,6 +35,37 @@ class Priced:
     costs: Mapping[EngineShape, KVCost]
     count: TokenCount
     budget: OutputBudget
+    outputs: int = 1
+    """Sequences that are generated, all prompts together."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Expected of all sequences: as many as are charged, while nothing better is known."""
+        return self.outputs * self.budget.max_tokens
+
+    @property
+    def work(self) -> int:
+        """Service that is charged for it, tokens; see `service`."""
+        return service(self.count.total, self.output_tokens)
+
+    @property
+    def tokens(self) -> int:
+        """What the tenant's budget of tokens is charged."""
+        return self.count.total + self.output_tokens
+
+
+def service(prompt_tokens: int, output_tokens: int) -> int:
+    """Tokens of service: an output token takes about as much of an engine as two of a prompt.
+
+    Source of the weights: Sheng et al., "Fairness in Serving Large Language Models" (VTC), OSDI 2024.
+    """
+    return max(prompt_tokens + 2 * output_tokens, 1)
+
+
+def served(priced: Priced, prompt_tokens: int | None, output_tokens: int) -> Served:
+    """What a request really took; the prompt as it was counted, where the engine did not say."""
+    prompt = priced.count.total if prompt_tokens is None else prompt_tokens
+    return Served(service(prompt, output_tokens), prompt + output_tokens)
 
 
 class Pricer:
@@ -56,6 +88,12 @@ class Pricer:
         shapes = self._engines.shapes()
         exact = await self._counter.count_exactly(request)
         return price_counted(request, exact or _clamped(estimate, shapes), shapes, tenant)
+
+    async def price_unbounded(self, request: InferenceRequest) -> Priced:
+        """Of what no engine takes, but is sent to one all the same: it will be refused there, at once."""
+        count = await self._counter.count(request)
+        costs = {shape: KVCost(1, 1, 0) for shape in self._engines.shapes()}
+        return Priced(costs, count, OutputBudget(1, None), _outputs(request, count))
 
     def learn(self, request: InferenceRequest, prompt_tokens: int) -> None:
         """The engine's own count, from the answer."""
@@ -83,7 +121,12 @@ def price_counted(
     takers = {shape for shape in roomy if asked is None or asked <= shape.max_model_len} or roomy
     window = min(shape.max_model_len for shape in takers)
     budget = output_budget(request.endpoint, asked, count, window, tenant, min_tokens=request.min_tokens)
-    return Priced({shape: _cost(request, count, budget, shape) for shape in takers}, count, budget)
+    costs = {shape: _cost(request, count, budget, shape) for shape in takers}
+    return Priced(costs, count, budget, _outputs(request, count))
+
+
+def _outputs(request: InferenceRequest, count: TokenCount) -> int:
+    return 0 if request.endpoint is Endpoint.POOLING else request.n * len(count.tokens)
 
 
 def reprice(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvgate.admission.contract import Answer, Reason
-from kvgate_policies.types import TenantPolicy
+from kvgate_policies.kv_cost import fits_empty
+from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView, TenantPolicy
 
 NO_BACKEND_RETRY_S = 2.0
 """A backend that is down is probed every second; twice that finds it if it is back."""
+KEYS_RETRY_S = 5.0
+"""A provider of keys that is away is asked every ten seconds."""
 DRAINING_RETRY_S = 1.0
 """Another replica answers at once; a second is for the load balancer to notice."""
 
 
-def queue_full(tenant: TenantPolicy, depth: int, retry_after_s: float) -> Answer:
+def queue_full(tenant: TenantPolicy, retry_after_s: float) -> Answer:
     return Answer(
         Reason.QUEUE_FULL,
-        f"The KV cache of every engine is reserved and the queue is full ({depth} waiting, at most "
-        f"{tenant.queue_depth_max}). Retry after the time in Retry-After.",
+        "There is no room in the KV cache now, and as many of your requests wait for it as may: "
+        f"{tenant.queue_depth_max}. Retry after the time in Retry-After.",
         retry_after_s=retry_after_s,
         status=tenant.overload_status,
     )
@@ -25,9 +30,60 @@ def queue_timeout(tenant: TenantPolicy, ahead: int, retry_after_s: float) -> Ans
     return Answer(
         Reason.QUEUE_TIMEOUT,
         f"The request waited {tenant.queue_wait_s_max:g} s for room in the KV cache, the longest allowed, with "
-        f"{ahead} requests still ahead. Retry after the time in Retry-After, or lower max_tokens.",
+        f"{ahead} of your requests still ahead. Retry after the time in Retry-After, or lower max_tokens.",
         retry_after_s=retry_after_s,
         status=tenant.overload_status,
+    )
+
+
+def deadline(deadline_s: float, ahead: int) -> Answer:
+    return Answer(
+        Reason.DEADLINE,
+        f"The request was still queued when the {deadline_s * 1000:g} ms of its x-kvgate-deadline-ms were over, with "
+        f"{ahead} of your requests ahead. It was not started.",
+    )
+
+
+_BUDGETS = {"tokens_per_minute": "tokens", "requests_per_minute": "requests"}
+
+
+def rate_spent(tenant: TenantPolicy, budget: str, retry_after_s: float) -> Answer:
+    rate = getattr(tenant.rules, budget)
+    return Answer(
+        Reason.TENANT_RATE,
+        f"Your budget of {rate} {_BUDGETS[budget]} per minute is spent. This request is covered in "
+        f"{retry_after_s:.3g} s, if nothing else is sent until then.",
+        retry_after_s=retry_after_s,
+        exact=True,
+    )
+
+
+def too_large(costs: Mapping[EngineShape, KVCost], tenant: str, view: LedgerView) -> Answer:
+    """For a request that will never fit: into any engine, or into what its tenant may hold at all."""
+    cost = max(costs.values(), key=lambda c: c.blocks)
+    limit = next((use.blocks_limit for use in view.tenants if use.name == tenant), None)
+    fits = any(shape in costs and fits_empty(costs[shape], limits) for shape, limits in _engines(view))
+    if fits or not view.engines:  # a view may be a moment old
+        return above_limit(cost.blocks, limit)
+    return never_fits(
+        cost.blocks,
+        max((limits.blocks for _, limits in _engines(view)), default=0),
+        cost.seqs,
+        max((limits.seqs for _, limits in _engines(view)), default=0),
+    )
+
+
+def _engines(view: LedgerView) -> list[tuple[EngineShape, EngineLimits]]:
+    return [(use.limits.shape, use.limits) for use in view.engines]
+
+
+def above_limit(blocks: int, blocks_limit: int | None) -> Answer:
+    most = "fewer" if blocks_limit is None else f"at most {blocks_limit}"
+    return Answer(
+        Reason.NEVER_FITS,
+        f"The request needs {blocks} KV blocks at its peak; the policy gives you {most} of this pool at a time. "
+        "Lower max_tokens or n, or shorten the prompt.",
+        code="context_length_exceeded",
     )
 
 
@@ -69,6 +125,57 @@ def ledger_unavailable() -> Answer:
         Reason.LEDGER_UNAVAILABLE,
         "The ledger that decides on admission cannot be reached. Retry after the time in Retry-After.",
         retry_after_s=NO_BACKEND_RETRY_S,
+    )
+
+
+def unauthorized(what: str) -> Answer:
+    return Answer(Reason.UNAUTHORIZED, f"{what}, as `Authorization: Bearer …` or as `x-api-key: …`.")
+
+
+def bad_token(what: str) -> Answer:
+    return Answer(
+        Reason.UNAUTHORIZED,
+        f"The token {what}. Send a valid one as `Authorization: Bearer …`.",
+        code="invalid_token",
+    )
+
+
+def no_identity() -> Answer:
+    return Answer(
+        Reason.UNAUTHORIZED,
+        "The request does not come with the name of a tenant from a proxy that is trusted to tell it.",
+        code="no_identity",
+    )
+
+
+def keys_unavailable() -> Answer:
+    return Answer(
+        Reason.UNAUTHORIZED,
+        "The keys that tokens are checked with can't be read now. Retry after the time in Retry-After.",
+        retry_after_s=KEYS_RETRY_S,
+        code="keys_unavailable",
+        status=503,
+    )
+
+
+def unknown_class(allowed: str) -> Answer:
+    return Answer(Reason.BAD_REQUEST, f"x-kvgate-class is none of: {allowed}.", param="x-kvgate-class")
+
+
+def unreadable_deadline() -> Answer:
+    return Answer(
+        Reason.BAD_REQUEST,
+        "x-kvgate-deadline-ms must be a whole number of milliseconds, counted from the request's arrival.",
+        param="x-kvgate-deadline-ms",
+    )
+
+
+def unwritable_model() -> Answer:
+    return Answer(
+        Reason.BAD_REQUEST,
+        "The body is nested too deeply, or has too many fields, for the model's own name to be written into it. Send "
+        "a simpler body, or a name that GET /v1/models lists as the root of this one.",
+        param="model",
     )
 
 

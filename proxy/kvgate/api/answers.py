@@ -43,6 +43,7 @@ class Rule:
 RULES: dict[Reason, Rule] = {
     Reason.QUEUE_FULL: Rule(429, "queue_full"),
     Reason.QUEUE_TIMEOUT: Rule(429, "queue_timeout"),
+    Reason.TENANT_RATE: Rule(429, "tenant_rate"),
     Reason.NEVER_FITS: Rule(400, "context_length_exceeded", should_retry=False),
     Reason.NO_BACKEND: Rule(503, "no_backend"),
     Reason.LEDGER_UNAVAILABLE: Rule(503, "ledger_unavailable"),
@@ -154,10 +155,15 @@ def _retry_headers(answer: Answer, jitter: float) -> list[Header]:
     if should_retry is not None:
         headers.append((b"x-should-retry", b"true" if should_retry else b"false"))
     if answer.retry_after_s is not None:
-        delay_s = jittered_s(answer.retry_after_s, jitter)
+        delay_s = _delay_s(answer.retry_after_s, jitter, exact=answer.exact)
         headers.append((b"retry-after", str(max(1, math.ceil(delay_s))).encode()))
-        headers.append((b"retry-after-ms", str(max(1, round(delay_s * 1000))).encode()))
+        headers.append((b"retry-after-ms", str(max(1, math.ceil(round(delay_s * 1000, 3)))).encode()))
     return headers
+
+
+def _delay_s(retry_after_s: float, jitter: float, *, exact: bool) -> float:
+    """An exact time needs no spreading: each of those refused has its own."""
+    return min(retry_after_s, RETRY_AFTER_S_MAX) if exact else jittered_s(retry_after_s, jitter)
 
 
 def jittered_s(delay_s: float, jitter: float) -> float:

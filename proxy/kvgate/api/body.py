@@ -16,6 +16,38 @@ class NoBody(Enum):
     TOO_LARGE = auto()
     TOO_SLOW = auto()
     CLIENT_GONE = auto()
+    DRAINING = auto()
+    """This process ends, and does not wait for the rest of it."""
+
+
+class Bodies:
+    """Reads request bodies, until told that no more are wanted."""
+
+    def __init__(self) -> None:
+        self._bounds: set[asyncio.Timeout] = set()
+        self._given_up = False
+
+    async def read(
+        self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], bytes_max: int, wait_s: float
+    ) -> bytes | NoBody:
+        """As `read_body`; `NoBody.DRAINING` for one that is not complete when `give_up` is called."""
+        bound = asyncio.timeout(None)
+        try:
+            async with bound:
+                self._bounds.add(bound)
+                if self._given_up:
+                    bound.reschedule(0.0)
+                return await read_body(receive, headers, bytes_max, wait_s)
+        except TimeoutError:
+            return NoBody.DRAINING
+        finally:
+            self._bounds.discard(bound)
+
+    def give_up(self) -> None:
+        """Wait for no client any more: one that stopped in the middle would hold up the end of the process."""
+        self._given_up = True
+        for bound in self._bounds:
+            bound.reschedule(0.0)
 
 
 async def read_body(

@@ -69,13 +69,19 @@ def clean_request_id(value: str | bytes | None) -> str:
     return secrets.token_hex(16)
 
 
-def request_headers(headers: Iterable[Header], request_id: str, *, strip_credentials: bool) -> list[Header]:
+def request_headers(
+    headers: Iterable[Header], request_id: str, *, strip_credentials: bool, identity_header: str = ""
+) -> list[Header]:
     """The headers for an engine; `host`, `content-length` and what the target asks for are added later.
 
-    `strip_credentials`: with tenants configured, or when the pool has a key of its own. The answer is asked
-    for unencoded: a compressed one could not be read beside the stream, and engines are on the same network.
+    `strip_credentials`: with tenants configured, or when the pool has a key of its own. `identity_header`: by
+    which tenants are told, whoever wrote it; it is a word to kvgate, and a claim that anyone can make. The
+    answer is asked for unencoded: a compressed one could not be read beside the stream, and engines are on the
+    same network.
     """
     drop = _NEITHER_THAT_NOR_KEYS if strip_credentials else _NOT_TO_THE_ENGINE
+    if identity_header:
+        drop |= {identity_header.encode("latin-1")}
     own = [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
     return _without(headers, drop) + own
 

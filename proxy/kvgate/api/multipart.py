@@ -25,18 +25,25 @@ _FILE = re.compile(rb"^content-disposition:[^\r\n]*[;\s]filename\*?=", re.IGNORE
 def form_fields(body: bytes, content_type: str) -> dict[str, str] | None:
     """The text fields by name, the last of equal names winning; None if this is no readable form."""
     boundary = _boundary(content_type)
-    if boundary is None:
+    values = None if boundary is None else _values(body, boundary)
+    if values is None:
         return None
-    fields: dict[str, str] = {}
-    delimiter = b"--" + boundary
-    start = body.find(delimiter)
-    for _ in range(PARTS_MAX):
-        end = body.find(b"\r\n" + delimiter, start + len(delimiter))
-        if start < 0 or end < 0:
-            break
-        _read_part(body, start + len(delimiter), end, fields)
-        start = end + 2
-    return fields if start >= 0 else None
+    return {name: body[start:end].decode("utf-8", "replace") for name, start, end in values}
+
+
+def with_field(body: bytes, content_type: str, field: str, value: str) -> bytes:
+    """The form with another value of a text field, wherever it stands; every other byte is left alone.
+
+    Raises ValueError when there is no such field.
+    """
+    boundary = _boundary(content_type)
+    values = (_values(body, boundary) or []) if boundary is not None else []
+    spans = [(start, end) for name, start, end in values if name == field]
+    if not spans:
+        raise ValueError(f"the form has no field {field!r}")
+    for start, end in reversed(spans):
+        body = body[:start] + value.encode() + body[end:]
+    return body
 
 
 def _boundary(content_type: str) -> bytes | None:
@@ -50,12 +57,31 @@ def _boundary(content_type: str) -> bytes | None:
     return boundary.encode("latin-1", "replace") if boundary else None
 
 
-def _read_part(body: bytes, start: int, end: int, fields: dict[str, str]) -> None:
+def _values(body: bytes, boundary: bytes) -> list[tuple[str, int, int]] | None:
+    """Name of each text field, and where in the body its value begins and ends; None if this is no form."""
+    delimiter = b"--" + boundary
+    start = body.find(delimiter)
+    if start < 0:
+        return None
+    found: list[tuple[str, int, int]] = []
+    for _ in range(PARTS_MAX):
+        end = body.find(b"\r\n" + delimiter, start + len(delimiter))
+        if end < 0:
+            break
+        value = _text_part(body, start + len(delimiter), end)
+        if value is not None:
+            found.append((*value, end))
+        start = end + 2
+    return found
+
+
+def _text_part(body: bytes, start: int, end: int) -> tuple[str, int] | None:
+    """The name of a part and where its value begins; None for a file and for what is too large."""
     head_end = body.find(b"\r\n\r\n", start, min(end, start + HEAD_BYTES_MAX))
     if head_end < 0 or end - head_end > VALUE_BYTES_MAX:
-        return
+        return None
     head = body[start:head_end]
     name = _NAME.search(head)
-    if name is not None and _FILE.search(head) is None:
-        value = body[head_end + 4 : end]
-        fields[name[1].decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    if name is None or _FILE.search(head) is not None:
+        return None
+    return name[1].decode("utf-8", "replace"), head_end + 4

@@ -168,4 +168,4 @@ async def _watch(receive: Receive, line: anyio.CancelScope) -> None:
     line.cancel()
 
 
-__all__ = ["ASGIReply", "Relay"]
+__all__ = ["ASGIReply", "Relay", "Serve"]

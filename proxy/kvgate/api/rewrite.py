@@ -1,7 +1,8 @@
-"""The only change that is ever made to a body: the value of its ruling limit.
+"""The only changes that are ever made to a body: the value of its ruling limit, and the name of its model.
 
-Every other value keeps its bytes, numbers as written and escapes included. Equal keys come out as one, the
-last, as vLLM's own reader takes them.
+The model's, only where a client asked by a name that is the operator's and no engine's. Every other value keeps
+its bytes, numbers as written and escapes included. Equal keys come out as one, the last, as vLLM's own reader
+takes them.
 """
 
 from __future__ import annotations
@@ -32,14 +33,21 @@ def with_max_tokens(body: bytes, field: str, value: int) -> bytes:
     return _join(members)
 
 
+def with_model(body: bytes, name: str) -> bytes:
+    """The body with `model` set to `name`. Raises ValueError as `with_max_tokens`."""
+    members = _members(body)
+    members["model"] = msgspec.Raw(msgspec.json.encode(name))
+    return _join(members)
+
+
 def _members(data: bytes) -> dict[str, msgspec.Raw]:
     try:
         members = _DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        msg = f"no JSON object to write the limit into: {error}"
+        msg = f"no JSON object to write into: {error}"
         raise ValueError(msg) from error
     if len(members) > MEMBERS_MAX:
-        msg = f"{len(members)} members are too many to write the limit among"
+        msg = f"{len(members)} members are too many to write among"
         raise ValueError(msg)
     return members
 

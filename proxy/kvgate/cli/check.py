@@ -30,9 +30,15 @@ def check(
     from kvgate.config import warnings_of  # noqa: PLC0415
 
     logging.getLogger().addHandler(logging.NullHandler())  # the report says all that the log would
-    reports = asyncio.run(_discover(settings))
+    found = asyncio.run(_discover(settings))
     ledger, ledger_error = asyncio.run(_look_at_ledger(settings)) if settings.ledger_shared else ("", "")
-    findings = Findings(tuple(reports), warnings_of(settings, os.environ), ledger, ledger_error)
+    findings = Findings(
+        tuple(report for reports in found.values() for report in reports),
+        warnings_of(settings, os.environ),
+        ledger,
+        ledger_error,
+        {report.url: pool for pool, reports in found.items() for report in reports} if len(found) > 1 else {},
+    )
     if as_json:
         typer.echo(json.dumps(findings_json(findings), indent=2))
     else:
@@ -40,14 +46,23 @@ def check(
     return 0 if findings.ok else 1
 
 
-async def _discover(settings: Settings) -> list[BackendReport]:
+async def _discover(settings: Settings) -> dict[str, tuple[BackendReport, ...]]:
+    """What there is at the backends of each pool, all looked at together."""
+    import asyncio  # noqa: PLC0415
+
     from kvgate.clock import SystemClock  # noqa: PLC0415
     from kvgate.engines.pool import EnginePool  # noqa: PLC0415
     from kvgate.ledger.memory import MemoryLedger  # noqa: PLC0415
 
     clock = SystemClock()
-    ledger = MemoryLedger(clock, bypass_max=settings.bypass_max)
-    return list(await EnginePool(settings, ledger, clock).discover_once())
+    pools = {
+        spec.name: EnginePool(
+            settings.for_pool(spec), MemoryLedger(clock, bypass_max=settings.bypass_max), clock
+        )
+        for spec in settings.pool_specs()
+    }
+    reports = await asyncio.gather(*(pool.discover_once() for pool in pools.values()))
+    return dict(zip(pools, reports, strict=True))
 
 
 async def _look_at_ledger(settings: Settings) -> tuple[str, str]:

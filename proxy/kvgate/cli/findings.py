@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
@@ -11,6 +11,8 @@ from rich.table import Table
 from kvgate_policies.kv_cost import price
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgate.engines.status import BackendReport, EngineStatus
     from kvgate_policies.types import EngineLimits
 
@@ -26,6 +28,24 @@ class Findings:
     ledger: str = ""
     """Which Redis a shared ledger is on; empty for one in the process's memory."""
     ledger_error: str = ""
+    pools: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Pool of each backend's URL, where there are several pools."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of the settings, and of what the pools serve beside each other."""
+        owners: dict[str, dict[str, None]] = {}
+        for backend in self.backends if self.pools else ():
+            for model in backend.models:
+                owners.setdefault(model, {})[self.pools[backend.url]] = None
+        twice = {model: tuple(pools) for model, pools in owners.items() if len(pools) > 1}
+        return (
+            *self.settings_warnings,
+            *(
+                f"the model {name} is in the pools {', '.join(of)}: the first has it"
+                for name, of in twice.items()
+            ),
+        )
 
     @property
     def ok(self) -> bool:
@@ -58,15 +78,16 @@ def _full_blocks(limits: EngineLimits) -> int:
 def findings_json(findings: Findings) -> dict[str, object]:
     return {
         "ok": findings.ok,
-        "backends": [_backend_json(backend) for backend in findings.backends],
+        "backends": [_backend_json(backend, findings.pools) for backend in findings.backends],
         "ledger": {"shared_over": findings.ledger or None, "error": findings.ledger_error or None},
-        "warnings": list(findings.settings_warnings),
+        "warnings": list(findings.warnings),
     }
 
 
-def _backend_json(backend: BackendReport) -> dict[str, object]:
+def _backend_json(backend: BackendReport, pools: Mapping[str, str]) -> dict[str, object]:
     return {
         "url": backend.url,
+        **({"pool": pools[backend.url]} if pools else {}),
         "ok": not backend.errors,
         "models": list(backend.models),
         "engines": [_engine_json(engine) for engine in backend.engines],
@@ -97,7 +118,8 @@ def print_findings(findings: Findings, file: TextIO) -> None:
     console = Console(file=file, highlight=False, soft_wrap=True, width=width)
     console.print(_table(findings))
     for backend in findings.backends:
-        console.print(f"\n{backend.url}", style="bold", markup=False)
+        of_pool = f" (pool {findings.pools[backend.url]})" if findings.pools else ""
+        console.print(f"\n{backend.url}{of_pool}", style="bold", markup=False)
         if backend.models:
             console.print(f"  serves {', '.join(backend.models)}", markup=False)
         for name, source in backend.sources.items():
@@ -106,7 +128,7 @@ def print_findings(findings: Findings, file: TextIO) -> None:
     console.print()
     if findings.ledger:
         console.print(f"ledger: shared over {findings.ledger}", markup=False)
-    _say(console, findings.settings_warnings, (findings.ledger_error,) if findings.ledger_error else ())
+    _say(console, findings.warnings, (findings.ledger_error,) if findings.ledger_error else ())
     console.print(_verdict(findings), style="green" if findings.ok else "red", markup=False)
 
 
@@ -120,11 +142,14 @@ def _say(console: Console, warnings: tuple[str, ...], errors: tuple[str, ...]) -
 def _table(findings: Findings) -> Table:
     table = Table(title=None, box=None, pad_edge=False)
     table.add_column("engine", overflow="fold")
+    if findings.pools:
+        table.add_column("pool", overflow="fold")
     for heading in ("state", "KV blocks", "block size", "window", "max seqs", "full sessions"):
         table.add_column(heading, justify="left" if heading == "state" else "right")
     for backend in findings.backends:
         for engine in backend.engines:
-            table.add_row(engine.id, str(engine.state), *_numbers(engine.limits))
+            of_pool = (findings.pools[backend.url],) if findings.pools else ()
+            table.add_row(engine.id, *of_pool, str(engine.state), *_numbers(engine.limits))
     return table
 
 

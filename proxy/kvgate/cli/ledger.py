@@ -90,13 +90,14 @@ def reap(
         reaped = _ask(policy, ledger, pool, _reap)
         _say_reaped(reaped, as_json=as_json)
         return 0
-    expired = _ask(policy, ledger, pool, _report).expired()
+    expired = _ask(policy, ledger, pool, _expired)
     if as_json:
         typer.echo(json.dumps({"expired": expired}))
     elif not expired:
         typer.echo("nothing to do: every process has a lease")
     for pid, holds in () if as_json else expired.items():
-        typer.echo(f"{pid}: the lease ran out; it holds {', '.join(holds) or 'nothing'}")
+        where = f"room on {', '.join(holds)}" if holds else "nothing"
+        typer.echo(f"{pid}: the lease ran out; it holds {where}")
     if expired and not as_json:
         typer.echo("Nothing was done; --yes does it.", err=True)
     return 1 if expired else 0
@@ -109,25 +110,38 @@ def _say_reaped(pids: list[str], *, as_json: bool) -> None:
         typer.echo("\n".join(f"{pid}: gone" for pid in pids) or "nothing to do: every process has a lease")
 
 
-async def _report(scripts: LedgerScripts, pool: str) -> Report:
+async def _report(client: Client, pool: str) -> Report:
     from kvgate.cli.ledger_report import Report  # noqa: PLC0415
 
+    scripts = _scripts(client, pool)
     return Report(pool, await scripts.view(), await scripts.inspect())
 
 
-async def _verify(scripts: LedgerScripts, _: str) -> list[str]:
-    return await scripts.verify()
+async def _verify(client: Client, pool: str) -> list[str]:
+    return await _scripts(client, pool).verify()
 
 
-async def _reap(scripts: LedgerScripts, _: str) -> list[str]:
-    return await scripts.reap()
+async def _reap(client: Client, pool: str) -> list[str]:
+    return await _scripts(client, pool).reap()
+
+
+async def _expired(client: Client, pool: str) -> dict[str, list[str]]:
+    from kvgate.ledger.expired import expired  # noqa: PLC0415
+
+    return await expired(client, pool)
+
+
+def _scripts(client: Client, pool: str) -> LedgerScripts:
+    from kvgate.ledger.scripts import LedgerScripts  # noqa: PLC0415
+
+    return LedgerScripts(client, pool)
 
 
 def _ask(
     policy: Path | None,
     ledger: str | None,
     pool: str | None,
-    question: Callable[[LedgerScripts, str], Awaitable[T]],
+    question: Callable[[Client, str], Awaitable[T]],
 ) -> T:
     """The answer of the ledger that the options name. Raises ConfigError, also when it can't be asked."""
     import asyncio  # noqa: PLC0415
@@ -139,14 +153,13 @@ def _ask(
     return asyncio.run(_asked(url, name, question))
 
 
-async def _asked(url: str, pool: str, question: Callable[[LedgerScripts, str], Awaitable[T]]) -> T:
+async def _asked(url: str, pool: str, question: Callable[[Client, str], Awaitable[T]]) -> T:
     from kvgate.ledger.connect import TROUBLE, Connection  # noqa: PLC0415
-    from kvgate.ledger.scripts import LedgerScripts  # noqa: PLC0415
 
     connection = Connection(url)
     try:
         await _must_exist(connection.calls, pool, str(connection.address))
-        return await question(LedgerScripts(connection.calls, pool), pool)
+        return await question(connection.calls, pool)
     except TROUBLE as error:
         raise ConfigError(f"the ledger at {connection.address} can't be asked: {error}") from error
     finally:

@@ -30,32 +30,28 @@ class Report:
     view: LedgerView
     inside: Inspection
 
-    def expired(self) -> dict[str, list[str]]:
-        """Processes whose lease ran out and that nobody took for gone yet, each with what it holds, in words."""
-        return {
-            pid: [
-                f"{one.sums.cost.blocks:,} blocks of {one.engine_id} for {one.sums.reservations:,} requests"
-                for one in self.inside.holdings
-                if one.pid == pid and one.sums.reservations
-            ]
-            for pid, left_ms in self.inside.leases_ms.items()
-            if left_ms <= 0
-        }
-
 
 def report_json(report: Report) -> dict[str, object]:
     inside = report.inside
     return {
-        "pool": report.pool,
         "epoch": inside.epoch,
-        **{key: value for key, value in ledger_json(report.view).items() if key not in NOT_OF_THE_LEDGER},
+        **{
+            key: value
+            for key, value in ledger_json(report.pool, report.view).items()
+            if key not in NOT_OF_THE_LEDGER
+        },
         "parked": inside.parked,
         "processes": [
             {
                 "process": pid,
                 "lease_left_s": left_ms / 1000,
                 "holds": [
-                    {"engine_id": one.engine_id, **_sums_json(one.sums), "unseen_grants": one.unseen}
+                    {
+                        "engine_id": one.engine_id,
+                        "tenant": one.tenant,
+                        **_sums_json(one.sums),
+                        "unseen_grants": one.unseen,
+                    }
                     for one in inside.holdings
                     if one.pid == pid
                 ],
@@ -66,6 +62,7 @@ def report_json(report: Report) -> dict[str, object]:
             {
                 "process": one.pid,
                 "engine_id": one.engine_id,
+                "tenant": one.tenant,
                 **_sums_json(one.sums),
                 "age_s": one.age_ms / 1000,
             }
@@ -74,6 +71,8 @@ def report_json(report: Report) -> dict[str, object]:
         "head": [
             {
                 "request": one.request_id,
+                "tenant": one.tenant,
+                "class": one.priority.value,
                 "process": one.pid,
                 "seq": one.seq,
                 "wait_s": one.wait_ms / 1000,
@@ -143,29 +142,30 @@ def _engines(engines: Iterable[EngineUse]) -> Table:
 
 
 def _processes(report: Report) -> Table:
-    table = _table(["process", "lease", "engine"], ["blocks", "seqs", "prefill tokens", "requests"])
+    table = _table(["process", "lease", "engine", "tenant"], ["blocks", "seqs", "prefill tokens", "requests"])
     for pid, left_ms in report.inside.leases_ms.items():
         lease = f"{left_ms / 1000:.1f} s" if left_ms > 0 else "ran out"
         held = [one for one in report.inside.holdings if one.pid == pid]
         for one in held:
-            table.add_row(pid, lease, one.engine_id, *_numbers(one.sums))
+            table.add_row(pid, lease, one.engine_id, one.tenant, *_numbers(one.sums))
         if not held:
             table.add_row(pid, lease, "")
     return table
 
 
 def _orphans(report: Report) -> Table:
-    table = _table(["process", "engine"], ["blocks", "seqs", "prefill tokens", "requests", "for"])
+    table = _table(["process", "engine", "tenant"], ["blocks", "seqs", "prefill tokens", "requests", "for"])
     for one in report.inside.orphans:
-        table.add_row(one.pid, one.engine_id, *_numbers(one.sums), f"{one.age_ms / 1000:.1f} s")
+        table.add_row(one.pid, one.engine_id, one.tenant, *_numbers(one.sums), f"{one.age_ms / 1000:.1f} s")
     return table
 
 
 def _head(report: Report) -> Table:
-    table = _table(["request", "process"], ["place", "waits", "passed"])
+    table = _table(["request", "tenant", "class", "process"], ["place", "waits", "passed"])
     for one in report.inside.head:
         table.add_row(
-            *(one.request_id, one.pid, f"{one.seq:,}", f"{one.wait_ms / 1000:.1f} s", str(one.bypasses))
+            *(one.request_id, one.tenant, one.priority.value, one.pid),
+            *(f"{one.seq:,}", f"{one.wait_ms / 1000:.1f} s", str(one.bypasses)),
         )
     return table
 

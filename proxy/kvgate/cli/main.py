@@ -6,13 +6,20 @@ from typing import Annotated
 
 import typer
 
+from kvgate.cli.calibrate import calibrate
 from kvgate.cli.check import check
+from kvgate.cli.engines import engines_app
 from kvgate.cli.group import LineErrors
 from kvgate.cli.ledger import ledger_app
+from kvgate.cli.load import load
 from kvgate.cli.options import ENVIRONMENT
+from kvgate.cli.plan import plan
 from kvgate.cli.policy import policy_app
+from kvgate.cli.queue import queue
 from kvgate.cli.serve import serve
+from kvgate.cli.tenants import tenants_app
 from kvgate.cli.tools import demo, sim_engine, version
+from kvgate.cli.traffic import traffic
 
 app = typer.Typer(
     cls=LineErrors,
@@ -47,10 +54,26 @@ app.command(
 app.command(epilog=_example("kvgate check --backend http://gpu-a:8000 --json", ENVIRONMENT))(check)
 app.add_typer(policy_app, name="policy")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(tenants_app, name="tenants")
+app.add_typer(engines_app, name="engines")
+app.command(epilog=_example("kvgate queue --json"))(queue)
 app.command(
     epilog=_example("kvgate sim-engine --blocks 121 --block-size 32 --max-model-len 2048 --max-num-seqs 256")
 )(sim_engine)
 app.command(epilog=_example("kvgate demo --seconds 30"))(demo)
+app.command(
+    epilog=_example(
+        "kvgate plan --layers 32 --kv-heads 32 --head-dim 128 --gpu-memory 80GiB --gpu-memory-utilization 0.85 "
+        "--weights 16GiB --max-model-len 8192 --target 8x"
+    )
+)(plan)
+app.command(
+    epilog=_example(
+        "kvgate load http://127.0.0.1:8080 --rate 5 --prompt lognormal:400:4000 --output uniform:50:500 --duration 60s"
+    )
+)(load)
+app.command(epilog=_example("kvgate calibrate http://gpu-a:8000 --out gpu-a.yaml"))(calibrate)
+app.command(epilog=_example("kvgate traffic requests.jsonl --max-model-len 4096"))(traffic)
 app.command(epilog=_example("kvgate version --json"))(version)
 
 

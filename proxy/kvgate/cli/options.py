@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from kvgate.assembly.file import PolicySource
     from kvgate.config import Settings
 
 POOL = "The pool"
@@ -120,6 +121,12 @@ def setting_options(
     log_format: Annotated[
         str | None, _option("--log-format", PROCESS, "json (default) or text.", "FORMAT")
     ] = None,
+    request_log: Annotated[
+        str | None,
+        _option(
+            "--request-log", PROCESS, "Write numbers of each request here, for `kvgate traffic`.", "FILE"
+        ),
+    ] = None,
     num_gpu_blocks: Annotated[
         str | None,
         _option("--num-gpu-blocks", BY_HAND, "KV blocks of an engine, as vLLM counts them.", "N"),
@@ -158,6 +165,19 @@ def settings_from(options: dict[str, object]) -> Settings:
     """The effective settings. Raises ConfigError."""
     from kvgate.config import load, policy_path  # noqa: PLC0415  pydantic takes 100 ms
 
+    return load(_path(options, policy_path), os.environ, options)
+
+
+def policy_source(options: dict[str, object]) -> PolicySource:
+    """Where the settings come from, to be read now and again."""
+    from kvgate.assembly.file import PolicySource  # noqa: PLC0415
+    from kvgate.config import policy_path  # noqa: PLC0415
+
+    return PolicySource(lambda: settings_from(options), _path(options, policy_path))
+
+
+def _path(
+    options: dict[str, object], policy_path: Callable[[Path | None, Mapping[str, str]], Path | None]
+) -> Path | None:
     policy = options["policy"]
-    path = policy_path(policy if isinstance(policy, Path) else None, os.environ)
-    return load(path, os.environ, options)
+    return policy_path(policy if isinstance(policy, Path) else None, os.environ)

@@ -20,7 +20,7 @@ def sim_engine(
     host: Annotated[str, typer.Option(metavar="ADDR", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free port.")] = 8000,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="How long a step takes: the name of a profile.")
+        str, typer.Option(metavar="NAME|FILE", help="How long a step takes: a profile's name or FILE.yaml.")
     ] = "vllm-cpu-tiny",
     model: Annotated[str, typer.Option(metavar="NAME", help="The name it serves.")] = "sim",
     max_num_queued_reqs: Annotated[

@@ -2,7 +2,7 @@
 
 from kvgate.config.advice import warnings_of
 from kvgate.config.redaction import redacted
-from kvgate.config.settings import Settings, Timeouts
+from kvgate.config.settings import PoolSpec, Settings, Timeouts
 from kvgate.config.sources import load, policy_path
 
-__all__ = ["Settings", "Timeouts", "load", "policy_path", "redacted", "warnings_of"]
+__all__ = ["PoolSpec", "Settings", "Timeouts", "load", "policy_path", "redacted", "warnings_of"]

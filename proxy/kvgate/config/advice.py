@@ -5,38 +5,84 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from kvgate.config.crosschecks import limit_in_tokens
+from kvgate.config.layers import BUILT_IN
 from kvgate.config.options import ENV_PREFIX, OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from kvgate.config.settings import Settings
+    from kvgate.config.identity import IdentityRules
+    from kvgate.config.settings import PoolSpec, Settings
+    from kvgate_policies.types import TenantPolicy
 
 SDK_PATIENCE_S = 600.0
 """The default timeout of the OpenAI and Anthropic SDKs."""
+DEPTH_DOUBTED = 10_000
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def warnings_of(settings: Settings, env_names: Iterable[str] = ()) -> tuple[str, ...]:
     """A sentence or two for each doubtful setting."""
-    return (*_doubts(settings), *_misspelt(env_names))
+    return (
+        *_of_tenants(settings),
+        *_of_identity(settings.book.identity),
+        *_of_admin(settings),
+        *_misspelt(env_names),
+    )
 
 
-def _doubts(settings: Settings) -> list[str]:
-    doubts: list[str] = []
-    if settings.tenant.queue_wait_s_max > SDK_PATIENCE_S:
-        doubts.append(
-            f"the queue wait of {settings.tenant.queue_wait_s_max:g} s is longer than the "
+def _of_tenants(settings: Settings) -> tuple[str, ...]:
+    """Each doubt once: those of a tenant without its own limits are those of the defaults."""
+    said: dict[str, None] = {}
+    for spec in settings.pool_specs():
+        for name in settings.book.names:
+            policy, origins = settings.book.policy(name, spec.name), settings.book.origins(name, spec.name)
+            said |= dict.fromkeys(_of_tenant(policy, spec, origins))
+    return tuple(said)
+
+
+def _of_tenant(policy: TenantPolicy, spec: PoolSpec, origins: Mapping[str, str]) -> Iterator[str]:
+    if policy.queue_wait_s_max > SDK_PATIENCE_S:
+        yield (
+            f"{_at(origins['queue_wait_s_max'])}the queue wait of {policy.queue_wait_s_max:g} s is longer than the "
             f"{SDK_PATIENCE_S:g} s after which SDKs give up: clients leave before they are answered"
         )
+    if policy.queue_depth_max > DEPTH_DOUBTED:
+        yield (
+            f"{_at(origins['queue_depth_max'])}a queue of {policy.queue_depth_max} holds that many bodies in memory"
+        )
+    bound = limit_in_tokens(policy, spec)
+    if bound is not None and spec.max_model_len is not None and bound < spec.max_model_len:
+        yield (
+            f"{_at(origins['limit'])}the limit of {policy.name} in pool {spec.name} is {bound} tokens, its window "
+            f"{spec.max_model_len}: a longer request than that is refused as one that never fits"
+        )
+
+
+def _of_identity(rules: IdentityRules) -> Iterator[str]:
+    if any(network.prefixlen == 0 for network in rules.trusted_proxies):
+        yield (
+            "identity.trusted_proxies trusts every peer: whoever reaches the port says which tenant it is; name the "
+            "networks of the proxies"
+        )
+    if rules.source == "jwt" and rules.jwt_issuer is None and rules.jwt_audience is None:
+        yield (
+            "identity has neither issuer nor audience: a token that the same keys signed for another service is "
+            "taken as well"
+        )
+
+
+def _of_admin(settings: Settings) -> Iterator[str]:
     if settings.admin_host not in LOOPBACK and settings.admin_token is None:
-        doubts.append(
+        yield (
             f"the admin port listens on {settings.admin_host} without a token: whoever reaches it can drain "
             "engines; set KVGATE_ADMIN_TOKEN"
         )
-    if settings.tenant.queue_depth_max > 10_000:
-        doubts.append(f"a queue of {settings.tenant.queue_depth_max} holds that many bodies in memory")
-    return doubts
+
+
+def _at(origin: str) -> str:
+    return "" if origin in {BUILT_IN, "settings"} else f"{origin}: "
 
 
 def _misspelt(env_names: Iterable[str]) -> list[str]:

@@ -166,3 +166,29 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("text that is not empty")
     return value
+
+
+def pool_name(value: object) -> str:
+    """A name that metrics, URLs and people can take: no pattern."""
+    if not isinstance(value, str) or "*" in value or value != value.strip():
+        raise ValueError(
+            "a name, in quotes if it looks like a number, without * and without spaces around it"
+        )
+    return name(value)
+
+
+def aliases(value: object) -> tuple[str, ...]:
+    """Further names, each once; `*` makes a pattern."""
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of names or patterns, such as [gpt-4o, gpt-4*]")
+    listed = tuple(alias(one) for one in value)
+    twice = sorted({one for one in listed if listed.count(one) > 1})
+    if twice:
+        raise ValueError(f"each name once; {twice[0]} is there twice")
+    return listed
+
+
+def alias(value: object) -> str:
+    if not isinstance(value, str) or not value.strip("*"):
+        raise ValueError("names in quotes, or patterns with more than *")
+    return name(value)

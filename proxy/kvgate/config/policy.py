@@ -1,9 +1,10 @@
-"""The policy file: the part of its format that this version has, and where each value goes in the settings.
+"""The policy file: its format, in the order in which it is read.
 
     version: 1
-    mode: enforce
+    mode: enforce                        # observe: decide, count, forward everything; off
     pools:
-      llama-70b:
+      llama-70b:                         # with several pools, a model name that clients send
+        aliases: [gpt-4o, "gpt-4*"]
         backends: [http://gpu-a:8000, http://gpu-b:8000]
         prompt_tokens: learned           # backend | local:/models/llama-70b
         reservation: guaranteed
@@ -12,13 +13,32 @@
         watermark: 0%
         api_key: {env: BACKEND_KEY}      # or {file: /run/secrets/backend}
     ledger:
-      url: memory://                     # redis://redis:6379/0, shared by all processes with this pool
+      url: memory://                     # redis://redis:6379/0, shared by all processes with these pools
       lease: 5s
       on_failure: local                  # closed | open
     defaults:
+      weight: 1
+      class: standard                    # interactive | batch
+      guarantee: 0%
+      limit: 100%                        # or 200k tokens
       queue: {depth: 200, wait: 30s, order: fifo}
       max_tokens: {default: 2048, cap: 16384}
       on_overload: 429
+    tenants:
+      chat:
+        keys: [{env: CHAT_KEY}]
+        weight: 4
+        class: interactive
+        guarantee: 30%
+        queue: {wait: 10s}
+      batch:
+        keys: [{file: /run/secrets/batch}]
+        class: batch
+        limit: 60%
+        rate: {tokens_per_minute: 600k}
+        pools: {"llama-*": {limit: 50%}}
+    unknown_tenant: reject               # or the name of a tenant
+    identity: {from: api_key}            # header | jwt
     bypass: 8
 
 A key nobody knows is refused with those that are allowed there; a key of a later version is refused with its
@@ -29,212 +49,169 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from kvgate.config import choices, units
+from kvgate.config import values
+from kvgate.config.contradictions import contradictions
 from kvgate.config.document import read_yaml
-from kvgate.config.given import Given, refusal
+from kvgate.config.given import refusal
+from kvgate.config.policy_identity import Identity, Keys, SecretRef
+from kvgate.config.section import Section
 from kvgate.errors import ConfigError
 
-NOT_YET = "is not in this version"
-
-
-class Section(BaseModel):
-    """A mapping of known keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    later: ClassVar[Mapping[str, str]] = {}
-    """Keys of the full format that this version refuses, and what to do instead."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def known_keys(cls, data: Any) -> Any:
-        allowed = ", ".join(cls.model_fields)
-        if not isinstance(data, Mapping):
-            raise PydanticCustomError("not_a_section", "keys and values: {allowed}", {"allowed": allowed})
-        for key in data:
-            if key in cls.later:
-                what = f"{NOT_YET}{cls.later[key]}"
-                raise PydanticCustomError("bad_key", "{what}", {"key": str(key), "what": what})
-            if key not in cls.model_fields:
-                what = f"unknown key; allowed here: {allowed}"
-                raise PydanticCustomError("bad_key", "{what}", {"key": str(key), "what": what})
-        return data
-
-
-def _fifo(value: object) -> Literal["fifo"]:
-    if str(value) in {"deadline", "shortest"}:
-        raise ValueError(f"fifo (`{value}` {NOT_YET})")
-    if value != "fifo":
-        raise ValueError("fifo")
-    return "fifo"
-
-
-def _enforce(value: object) -> Literal["enforce"]:
-    # YAML 1.1 reads a bare `off` as false.
-    if str(value) in {"observe", "off", "False"}:
-        raise ValueError("enforce (the modes `observe` and `off` are not in this version)")
-    if value != "enforce":
-        raise ValueError("enforce")
-    return "enforce"
-
-
-def _version(value: object) -> Literal[1]:
-    if value != 1 or isinstance(value, bool):
-        raise ValueError("1")
-    return 1
-
-
-OptionalCount = Annotated[int | None, BeforeValidator(choices.count_1)]
-
-
-class SecretRef(Section):
-    """Where a secret is: never in the file itself."""
-
-    env: Annotated[str | None, BeforeValidator(choices.text)] = None
-    file: Path | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def no_plain_secret(cls, data: Any) -> Any:
-        if isinstance(data, str):  # not repeated in the message
-            raise PydanticCustomError("secret", "{env: NAME} or {file: PATH}, never the key itself")
-        return data
-
-    @model_validator(mode="after")
-    def one_of_both(self) -> Self:
-        if (self.env is None) == (self.file is None):
-            raise ValueError("{env: NAME} or {file: PATH}, one of them")
-        return self
+POOLS_MAX = 64
+"""Each has a ledger, a queue and a prober of its own; a process with more is better split."""
 
 
 class Pool(Section):
+    """Engines that serve one model."""
+
     later: ClassVar[Mapping[str, str]] = {
-        "aliases": "; the names that the backends serve are taken from them",
         "risk": "; it belongs to `reservation: forecast`",
         "headroom": "; it belongs to `reservation: forecast`",
         "model_config": "",
         "allow": "",
     }
-    backends: Annotated[tuple[str, ...], BeforeValidator(choices.backends)]
-    prompt_tokens: Annotated[str | None, BeforeValidator(choices.prompt_tokens)] = None
-    reservation: Annotated[Literal["guaranteed"] | None, BeforeValidator(choices.reservation)] = None
-    max_num_seqs: OptionalCount = None
-    speculative_tokens: Annotated[int | None, BeforeValidator(units.count)] = None
-    watermark: Annotated[float | None, BeforeValidator(units.share)] = None
+    aliases: values.Aliases = ()
+    """Further names for the model; `*` stands for any text. A request is sent with the name the engines serve."""
+    backends: values.Backends
+    """Base URLs of vLLM servers, without /v1; all serve the same model."""
+    prompt_tokens: values.PromptTokens = None
+    """Who counts prompt tokens: `learned`, `backend`, or `local:DIR` with the model's tokenizer.json."""
+    reservation: values.Reservation = None
+    """`guaranteed`: the peak of each request is reserved."""
+    max_num_seqs: values.Count1 = None
+    """The engines' --max-num-seqs, which vLLM does not export."""
+    num_gpu_blocks: values.Count1 = None
+    """KV blocks of an engine as vLLM counts them, where they can't be discovered."""
+    block_size: values.Count1 = None
+    """Tokens of a KV block, where it can't be discovered."""
+    max_model_len: values.Count1 = None
+    """The model's window in tokens, where it can't be discovered."""
+    speculative_tokens: values.Count0 = None
+    """vLLM's num_speculative_tokens."""
+    watermark: values.Share = None
+    """vLLM's --watermark."""
+    prefill_tokens: values.Count1 = None
+    """Prompt tokens pushed into an engine at once."""
     api_key: SecretRef | None = None
+    """Sent to the backends instead of the client's key."""
 
 
 class LedgerSection(Section):
-    url: Annotated[str | None, BeforeValidator(choices.ledger_url_in_a_file)] = None
-    lease: Annotated[float | None, BeforeValidator(units.duration_s)] = None
-    on_failure: Annotated[Literal["local", "closed", "open"] | None, BeforeValidator(choices.on_failure)] = (
-        None
-    )
+    """Where reservations and queues are kept."""
+
+    url: values.LedgerUrl = None
+    """`memory://` for one process, or a Redis that any number share. With a password: KVGATE_LEDGER."""
+    lease: values.Seconds = None
+    """How long a silent process keeps its reservations."""
+    on_failure: values.OnFailure = None
+    """While Redis is away: admit within a share of the room (`local`), nothing (`closed`), all (`open`)."""
 
 
 class Queue(Section):
-    depth: OptionalCount = None
-    wait: Annotated[float | None, BeforeValidator(units.duration_s)] = None
-    order: Annotated[Literal["fifo"] | None, BeforeValidator(_fifo)] = None
+    """The waiting line of a tenant."""
+
+    depth: values.Count1 = None
+    """Requests that may wait, in all processes together; one more is answered at once."""
+    wait: values.Seconds = None
+    """The longest wait, from arrival."""
+    order: values.OrderName = None
+    """Who is first: `fifo` by arrival, `deadline` by the end of its wait, `shortest` by its size."""
 
 
 class MaxTokens(Section):
-    default: OptionalCount = None
-    cap: OptionalCount = None
+    """Output tokens of a sequence."""
+
+    default: values.CountOrNone = None
+    """Reserved for, and written into, requests that set no limit; `none`: the rest of the window."""
+    cap: values.CountOrNone = None
+    """A larger limit is lowered to this; `none`: no cap."""
+    rewrite: values.Switch = None
+    """`off`: bodies are never changed; what was asked for, or the rest of the window, is reserved."""
 
 
-class Defaults(Section):
-    later: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("weight", "class", "guarantee", "limit", "rate", "borrow"), "; there is one tenant"
-    )
+class Rate(Section):
+    """Budgets of a tenant in one pool, over all processes. A minute's worth may be spent at once."""
+
+    tokens_per_minute: values.CountOrNone = None
+    """Prompt and output tokens: charged when a request is queued, corrected at its end."""
+    requests_per_minute: values.CountOrNone = None
+    """Requests that are queued."""
+
+
+class Limits(Section):
+    """What may be said of a tenant."""
+
+    weight: values.Weight = None
+    """Share of the service among tenants that wait in the same class."""
+    class_: values.Class = Field(default=None, alias="class")
+    """How urgent: `interactive` before `standard` before `batch`, which still progresses."""
+    guarantee: values.ShareWhole = None
+    """Share of the pool's KV cache: while it holds less, a tenant that waits goes first."""
+    limit: values.Limit = None
+    """Never more of the pool's KV cache than this: a share, or KV tokens such as `200k tokens`."""
+    borrow: values.Switch = None
+    """`off`: never above the guarantee, and what it does not use of it is lent to nobody."""
     queue: Queue = Queue()
     max_tokens: MaxTokens = MaxTokens()
-    on_overload: Annotated[int | None, BeforeValidator(choices.overload_status)] = None
+    rate: Rate = Rate()
+    on_overload: values.OverloadStatus = None
+    """HTTP status for a full queue and for a wait that took too long."""
+
+
+class TenantInPool(Limits):
+    """A tenant, in the pools that a name or pattern means."""
+
+    mode: values.ModeName = None
+    """As the mode of the file, for this tenant."""
+
+
+class Tenant(TenantInPool):
+    """A tenant: its keys, and what differs from `defaults`."""
+
+    keys: Keys = ()
+    """Its API keys. Several are good for changing one without a gap."""
+    pools: Annotated[
+        dict[values.PoolPattern, TenantInPool], BeforeValidator(values.some("names or patterns of pools"))
+    ] = Field(default_factory=dict[str, TenantInPool])
+    """What differs in some pools, by name or pattern: the exact name before patterns, the first that matches."""
 
 
 class Policy(Section):
     """A whole policy file."""
 
-    later: ClassVar[Mapping[str, str]] = {
-        "tenants": "; every request belongs to one tenant, and `defaults` holds for it",
-        "unknown_tenant": "; see `tenants`",
-        "identity": "; see `tenants`",
-    }
-    version: Annotated[Literal[1], BeforeValidator(_version)]
-    mode: Annotated[Literal["enforce"], BeforeValidator(_enforce)] = "enforce"
-    pools: dict[str, Pool]
+    version: values.Version
+    """Of the format: 1."""
+    mode: values.ModeName = None
+    """`enforce`; `observe`: decide, count what would have been done, forward everything at once; `off`."""
+    pools: Annotated[
+        dict[values.PoolName, Pool], BeforeValidator(values.some("names of pools", POOLS_MAX))
+    ] = Field(json_schema_extra={"minProperties": 1, "maxProperties": POOLS_MAX})
+    """By name. With several, it is a model name that clients send."""
     ledger: LedgerSection = LedgerSection()
-    defaults: Defaults = Defaults()
-    bypass: Annotated[int | None, BeforeValidator(units.count)] = None
-
-    @model_validator(mode="after")
-    def one_pool(self) -> Self:
-        if len(self.pools) != 1:
-            what = f"exactly one pool (several {NOT_YET}: run a kvgate for each); there are {len(self.pools)}"
-            raise PydanticCustomError("bad_key", "{what}", {"key": "pools", "what": what})
-        return self
+    defaults: Limits = Limits()
+    """What holds for any tenant unless its own section says otherwise."""
+    tenants: Annotated[
+        dict[values.TenantName, Tenant] | None, BeforeValidator(values.some("names of tenants"))
+    ] = Field(default=None, json_schema_extra={"minProperties": 1, "additionalProperties": False})
+    """By name. Without any, every request belongs to one tenant, `anonymous`, for whom `defaults` hold."""
+    unknown_tenant: values.UnknownTenant = None
+    """What becomes of a request that belongs to no tenant: `reject`, or the name of the tenant it counts for."""
+    identity: Identity | None = None
+    bypass: values.Count0 = None
+    """How often smaller requests may pass one that does not fit yet."""
 
 
 def read_policy(path: Path) -> Policy:
     """The policy in a file. Raises ConfigError with a line for each thing that is wrong."""
     document = read_yaml(path)
     try:
-        return Policy.model_validate(document)
+        policy = Policy.model_validate(document)
     except ValidationError as error:
         raise ConfigError("\n".join(refusal(str(path), dict(e)) for e in error.errors())) from error
-
-
-def settings_of(policy: Policy, source: str) -> dict[str, Given]:
-    """The settings a policy gives, by their path in `Settings`. Secrets are not among them."""
-    (name, pool), *_ = policy.pools.items()
-    in_pool = f"pools.{name}"
-    defaults = policy.defaults
-    rows: tuple[tuple[str, str, object], ...] = (
-        ("pool", "pools", name),
-        ("backends", f"{in_pool}.backends", pool.backends),
-        ("prompt_tokens", f"{in_pool}.prompt_tokens", pool.prompt_tokens),
-        ("reservation", f"{in_pool}.reservation", pool.reservation),
-        ("max_num_seqs", f"{in_pool}.max_num_seqs", pool.max_num_seqs),
-        ("speculative_tokens", f"{in_pool}.speculative_tokens", pool.speculative_tokens),
-        ("watermark", f"{in_pool}.watermark", pool.watermark),
-        ("ledger_url", "ledger.url", policy.ledger.url),
-        ("ledger_lease_s", "ledger.lease", policy.ledger.lease),
-        ("ledger_on_failure", "ledger.on_failure", policy.ledger.on_failure),
-        ("bypass_max", "bypass", policy.bypass),
-        ("tenant.queue_depth_max", "defaults.queue.depth", defaults.queue.depth),
-        ("tenant.queue_wait_s_max", "defaults.queue.wait", defaults.queue.wait),
-        ("tenant.max_tokens_default", "defaults.max_tokens.default", defaults.max_tokens.default),
-        ("tenant.max_tokens_cap", "defaults.max_tokens.cap", defaults.max_tokens.cap),
-        ("tenant.overload_status", "defaults.on_overload", defaults.on_overload),
-    )
-    return {
-        target: Given(target, value, f"{source}: {path}") for target, path, value in rows if value is not None
-    }
-
-
-def secrets_of(policy: Policy, source: Path, env: Mapping[str, str]) -> dict[str, Given]:
-    """The secrets a policy refers to. A relative file is looked for beside the policy. Raises ConfigError."""
-    (name, pool), *_ = policy.pools.items()
-    if pool.api_key is None:
-        return {}
-    origin = f"{source}: pools.{name}.api_key"
-    return {"backend_api_key": Given("backend_api_key", _secret(pool.api_key, origin, source, env), origin)}
-
-
-def _secret(ref: SecretRef, origin: str, source: Path, env: Mapping[str, str]) -> str:
-    if ref.file is None:
-        value, place = env.get(ref.env or "", ""), f"the environment variable {ref.env}"
-    else:
-        path = source.parent / ref.file
-        place = f"the file {path}"
-        try:
-            value = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{origin}: {place} cannot be read: {error}") from error
-    if not value:
-        raise ConfigError(f"{origin}: {place} is empty or not set")
-    return value
+    if wrong := contradictions(policy, str(path)):
+        raise ConfigError("\n".join(wrong))
+    return policy

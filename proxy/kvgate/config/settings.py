@@ -5,10 +5,11 @@ Every bound has its unit in its name, a default and a reason.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
+from kvgate.config.tenants import TenantBook, anonymous_book
 from kvgate_policies.types import TenantPolicy
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -37,12 +38,46 @@ class Timeouts(BaseModel):
     an aborted request 0.16 s after the disconnect (measured), and the step in flight still uses them."""
 
 
+class PoolSpec(BaseModel):
+    """What can differ between pools; the fields of the same name in `Settings` have the reasons."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use for the model; with `*` a pattern of names."""
+    backends: tuple[str, ...]
+    backend_api_key: str | None = Field(default=None, repr=False)
+    prompt_tokens: str = "learned"
+    reservation: Literal["guaranteed"] = "guaranteed"
+    max_num_seqs: Count = 256
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    block_size: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    speculative_tokens: int = Field(default=0, ge=0)
+    watermark: float = Field(default=0.0, ge=0, lt=1)
+    prefill_tokens_max: Count = 8192
+
+
+def _anonymous(data: dict[str, Any]) -> TenantBook:
+    # A tenant that is no policy was refused already; the book is then never seen.
+    return anonymous_book(data.get("tenant", TenantPolicy()))
+
+
 class Settings(BaseModel):
+    """What one process runs with. With several pools the fields of one pool (`pool`, `backends` … ) are those of
+    the first; `for_pool` gives the settings of each.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pool: str = "default"
-    """Names the pool in metrics and its ledger in Redis: processes with the same name share one ledger. The
-    model names that clients send are the backends' own."""
+    """Names the pool in metrics and its ledger in Redis: processes with the same name share one ledger. With one
+    pool the model names that clients send are the backends' own."""
+    aliases: tuple[str, ...] = ()
+    """Further names for the pool's model; only a policy file gives them."""
+    pools: tuple[PoolSpec, ...] = ()
+    """The pools, where there are several; () is one pool made of the flat fields."""
     backends: tuple[str, ...]
     """Base URLs of vLLM servers, http:// or https://."""
     backend_api_key: str | None = Field(default=None, repr=False)
@@ -70,11 +105,19 @@ class Settings(BaseModel):
     """Bearer token for /admin; the probes and /metrics are open."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
+    request_log: str | None = None
+    """A file that gets a line of numbers for each request; None writes none."""
+    request_log_bytes_max: int = Field(default=100_000_000, ge=1_000_000)
+    """Then the file is put aside as FILE.1, and a new one begun: 100 MB are some 200,000 requests."""
+    request_log_files_max: int = Field(default=10, ge=2, le=1000)
+    """Files in all; the oldest is overwritten. Ten times 100 MB is what a small disk has to spare."""
     workers: int = Field(default=1, ge=1, le=64)
     """Processes that serve one port. Each is single-threaded, so more than there are cores gain nothing; 64 is
     a fuse against a slip of the pen."""
     tenant: TenantPolicy = TenantPolicy()
-    """The one anonymous tenant."""
+    """What holds for every tenant unless the book says otherwise; without tenants, the anonymous one."""
+    book: InstanceOf[TenantBook] = Field(default_factory=_anonymous, exclude=True)
+    """The tenants; only a policy file gives any."""
     reservation: Literal["guaranteed"] = "guaranteed"
     prompt_tokens: str = "learned"
     """learned | backend | local:DIR"""
@@ -113,3 +156,15 @@ class Settings(BaseModel):
     def ledger_shared(self) -> bool:
         """Whether other processes see the same ledger."""
         return not self.ledger_url.startswith("memory:")
+
+    def pool_specs(self) -> tuple[PoolSpec, ...]:
+        """The pools in the order of the file; never empty."""
+        if self.pools:
+            return self.pools
+        flat = {name: getattr(self, name) for name in PoolSpec.model_fields if name != "name"}
+        return (PoolSpec.model_validate({"name": self.pool, **flat}),)
+
+    def for_pool(self, spec: PoolSpec) -> Self:
+        """These settings with one pool alone in the flat fields: what an engine pool or a ledger is made from."""
+        flat = {name: getattr(spec, name) for name in PoolSpec.model_fields if name != "name"}
+        return self.model_copy(update={"pool": spec.name, **flat, "pools": ()})

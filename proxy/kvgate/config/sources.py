@@ -1,7 +1,8 @@
 """The settings, put together: command line over environment over policy file over defaults.
 
 Each value is read by the same reader wherever it comes from, and keeps its origin until the end, so that an
-error names the option, variable or path that somebody actually wrote.
+error names the option, variable or path that somebody actually wrote. What options and variables say of tenants
+replaces the file's `defaults`; a tenant's own section is more special, and wins.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from kvgate.config.effects import TENANT, book_of, defaults_of, pool_settings, process_settings
 from kvgate.config.given import Given, wrong
+from kvgate.config.keyring import Secrets, keys_of
+from kvgate.config.layers import effective as effective_tenant
 from kvgate.config.options import ENV_PREFIX, OPTIONS
-from kvgate.config.policy import read_policy, secrets_of, settings_of
-from kvgate.config.settings import Settings
+from kvgate.config.patterns import best
+from kvgate.config.policy import Policy, read_policy
+from kvgate.config.settings import PoolSpec, Settings
+from kvgate.config.tenants import anonymous_book
+from kvgate.config.together import check_tokenizers, checked
 from kvgate.errors import ConfigError
+from kvgate_policies.types import TenantPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,8 +32,8 @@ if TYPE_CHECKING:
 
 POLICY_ENV = f"{ENV_PREFIX}POLICY"
 LEDGER_PLACE = frozenset({"ledger_url", "pool"})
-BEATS_IN_A_LEASE_MIN = 4
-"""A beat may be lost or late, and its repetition too, without the lease running out."""
+OF_ONE_POOL = frozenset(PoolSpec.model_fields) - {"name"} | {"pool"}
+"""Settings that say something of one pool."""
 
 
 def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -> Settings:
@@ -39,26 +47,33 @@ def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -
     Raises:
         ConfigError: A line for each thing that is wrong, with where, what, and what is allowed.
     """
-    given = _of_policy(path, env) if path else {}
-    given |= _of((o, o.env, env[o.env]) for o in OPTIONS if env.get(o.env))
+    given = _of((o, o.env, env[o.env]) for o in OPTIONS if env.get(o.env))
     given |= _of((o, o.flag, cli[o.key]) for o in OPTIONS if o.flag and cli.get(o.key) is not None)
-    settings = effective(given)
-    _check_tokenizer(settings, given)
+    settings = _of_file(path, given, Secrets(path, env)) if path else effective(given)
+    check_tokenizers(settings, path, given)
     return settings
+
+
+def load_elsewhere(path: Path) -> Settings:
+    """What a policy file alone comes to, on a machine that has neither its secrets nor its directories.
+
+    Raises ConfigError.
+    """
+    return _of_file(path, {}, None)
 
 
 def ledger_place(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -> tuple[str, str]:
     """URL of the shared ledger and name of the pool, by the same rules as `load`, which needs more.
 
-    Raises ConfigError, also when they come to a ledger that no one shares.
+    Raises ConfigError, also when they come to a ledger that no one shares, or to no pool among several.
     """
     options = [option for option in OPTIONS if option.target in LEDGER_PLACE]
-    given = settings_of(read_policy(path), str(path)) if path else {}
-    given |= _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
+    given = _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
     given |= _of((o, o.flag, cli[o.key]) for o in options if cli.get(o.key) is not None)
-    settings = effective(
-        {"backends": Given("backends", (), "")} | {k: v for k, v in given.items() if k in LEDGER_PLACE}
-    )
+    if path:
+        policy = read_policy(path)
+        given = _ledger_of(policy, path, given) | given
+    settings = effective({"backends": Given("backends", (), "")} | given)
     if not settings.ledger_shared:
         raise ConfigError(
             "no shared ledger: give --ledger URL, KVGATE_LEDGER, or a policy file with ledger.url"
@@ -66,15 +81,30 @@ def ledger_place(path: Path | None, env: Mapping[str, str], cli: Mapping[str, ob
     return settings.ledger_url, settings.pool
 
 
+def _ledger_of(policy: Policy, path: Path, given: Mapping[str, Given]) -> dict[str, Given]:
+    names = ", ".join(policy.pools)
+    chosen = given.get("pool")
+    if len(policy.pools) > 1 and chosen is None:
+        raise ConfigError(f"{path}: has several pools; choose one with --pool: {names}")
+    if len(policy.pools) > 1 and chosen and chosen.value not in policy.pools:
+        raise ConfigError(wrong(chosen.origin, chosen.value, f"a pool of {path}: {names}"))
+    of_file = process_settings(policy, str(path)) | {"pool": Given("pool", next(iter(policy.pools)), "")}
+    return {target: one for target, one in of_file.items() if target in LEDGER_PLACE}
+
+
 def effective(given: Mapping[str, Given]) -> Settings:
-    """The settings of what was given, by target, and the defaults. Raises ConfigError."""
+    """The settings of one pool from what was given, by target, and the defaults. Raises ConfigError."""
+    return checked(_unchecked(given), given)
+
+
+def _unchecked(given: Mapping[str, Given]) -> Settings:
     if "backends" not in given:
         raise ConfigError(
             "no backend: give --backend URL, KVGATE_BACKENDS, or a policy file with pools.NAME.backends"
         )
-    settings = _build(given)
-    _check_together(settings, given)
-    return settings
+    defaults = defaults_of(given)
+    tenant = effective_tenant(TenantPolicy().name, [defaults]).policy
+    return _build(given, {"tenant": tenant, "book": anonymous_book(tenant, defaults)})
 
 
 def policy_path(option: Path | None, env: Mapping[str, str]) -> Path | None:
@@ -82,9 +112,49 @@ def policy_path(option: Path | None, env: Mapping[str, str]) -> Path | None:
     return option or (Path(env[POLICY_ENV]) if env.get(POLICY_ENV) else None)
 
 
-def _of_policy(path: Path, env: Mapping[str, str]) -> dict[str, Given]:
-    policy = read_policy(path)
-    return settings_of(policy, str(path)) | secrets_of(policy, path, env)
+def _of_file(path: Path, over: Mapping[str, Given], secrets: Secrets | None) -> Settings:
+    """The settings of a policy file and of what was given over it."""
+    policy, source = read_policy(path), str(path)
+    _check_one_pool_meant(policy, source, over)
+    pools = [_pool(name, policy, source, secrets) for name in policy.pools]
+    given = {**process_settings(policy, source), **pools[0], **over}
+    settings = _unchecked(given)  # what holds by default need not make sense for a tenant that is not there
+    book = book_of(policy, path, keys_of(policy, source, secrets), defaults_of(given)) or settings.book
+    several = tuple(_spec(pool) for pool in pools) if len(pools) > 1 else ()
+    return checked(settings.model_copy(update={"book": book, "pools": several}), given)
+
+
+def _pool(name: str, policy: Policy, source: str, secrets: Secrets | None) -> dict[str, Given]:
+    """All that the file says of a pool, its secret included if secrets are looked up."""
+    section = policy.pools[name]
+    given = pool_settings(name, section, source)
+    if section.api_key is not None and secrets is not None:
+        origin = f"{source}: pools.{name}.api_key"
+        secret = secrets.read(section.api_key, origin)
+        given["backend_api_key"] = Given("backend_api_key", secret, origin)
+    return given
+
+
+def _check_one_pool_meant(policy: Policy, source: str, over: Mapping[str, Given]) -> None:
+    """An option or variable about a pool does not say which one it means where there are several; and another
+    name for the only one would lead its tenants' sections nowhere.
+    """
+    misplaced = [one.origin for name, one in over.items() if name in OF_ONE_POOL]
+    if len(policy.pools) > 1 and misplaced:
+        allowed = f"with several pools it goes into the pool's section of {source}"
+        raise ConfigError("\n".join(f"{origin}: {allowed}" for origin in misplaced))
+    name, written = over.get("pool"), [t.pools for t in (policy.tenants or {}).values() if t.pools]
+    if name and any(best(str(name.value), patterns) is None for patterns in written):
+        allowed = f"a name that the tenants' `pools` in {source} mean"
+        raise ConfigError(wrong(name.origin, name.value, allowed))
+
+
+def _spec(given: Mapping[str, Given]) -> PoolSpec:
+    values = {"name" if target == "pool" else target: one.value for target, one in given.items()}
+    try:
+        return PoolSpec.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_refused(given, dict(e)) for e in error.errors())) from error
 
 
 def _of(values: Iterable[tuple[Option, str, object]]) -> dict[str, Given]:
@@ -100,11 +170,12 @@ def _of(values: Iterable[tuple[Option, str, object]]) -> dict[str, Given]:
     return given
 
 
-def _build(given: Mapping[str, Given]) -> Settings:
-    values: dict[str, Any] = {}
+def _build(given: Mapping[str, Given], made: Mapping[str, object]) -> Settings:
+    values: dict[str, Any] = dict(made)
     for one in given.values():
-        section, _, name = one.target.rpartition(".")
-        (values.setdefault(section, {}) if section else values)[name] = one.value
+        if not one.target.startswith(TENANT):
+            section, _, name = one.target.rpartition(".")
+            (values.setdefault(section, {}) if section else values)[name] = one.value
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -115,45 +186,3 @@ def _refused(given: Mapping[str, Given], error: Mapping[str, Any]) -> str:
     target = ".".join(str(part) for part in error["loc"])
     origin = given[target].origin if target in given else target
     return wrong(origin, error["input"], error["msg"])
-
-
-def _check_together(settings: Settings, given: Mapping[str, Given]) -> None:
-    """What only two settings together can be wrong about."""
-    _check_ledger(settings, given)
-    tenant = settings.tenant
-    if tenant.max_tokens_cap is not None and (tenant.max_tokens_default or 0) > tenant.max_tokens_cap:
-        key = "tenant.max_tokens_default"
-        origin = given[key].origin if key in given else "max_tokens default"
-        raise ConfigError(
-            wrong(origin, tenant.max_tokens_default, f"at most the cap, {tenant.max_tokens_cap}")
-        )
-    if settings.port and (settings.host, settings.port) == (settings.admin_host, settings.admin_port):
-        origin = given["admin_port"].origin if "admin_port" in given else "--admin-port"
-        raise ConfigError(wrong(origin, settings.admin_port, "a port that is not the one for clients"))
-
-
-def _check_ledger(settings: Settings, given: Mapping[str, Given]) -> None:
-    if settings.workers > 1 and not settings.ledger_shared:
-        raise ConfigError(
-            wrong(
-                given["workers"].origin,
-                settings.workers,
-                "1 with the ledger memory://, which each process would have to itself, so that together they "
-                "would admit several times what fits; several need a shared one: --ledger redis://HOST:PORT/DB",
-            )
-        )
-    if settings.ledger_shared and not set("{}").isdisjoint(settings.pool):
-        raise ConfigError(wrong(given["pool"].origin, settings.pool, "a name without { and }"))
-    shortest_s = BEATS_IN_A_LEASE_MIN * settings.ledger_heartbeat_s
-    if settings.ledger_lease_s < shortest_s:
-        origin = given["ledger_lease_s"].origin if "ledger_lease_s" in given else "lease"
-        allowed = f"{BEATS_IN_A_LEASE_MIN} heartbeats or more, {shortest_s:g} s"
-        raise ConfigError(wrong(origin, settings.ledger_lease_s, allowed))
-
-
-def _check_tokenizer(settings: Settings, given: Mapping[str, Given]) -> None:
-    """A local tokenizer must be on the machine that serves, not on the one that checks a policy."""
-    kind, _, directory = settings.prompt_tokens.partition(":")
-    if kind == "local" and not (Path(directory) / "tokenizer.json").is_file():
-        origin, value = given["prompt_tokens"].origin, settings.prompt_tokens
-        raise ConfigError(wrong(origin, value, f"a directory with a tokenizer.json; {directory} has none"))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ _POLL_S = 0.05
 _END_S_MAX = 3.0
 """From SIGTERM to SIGKILL, all children together: nothing they hold is worth more of the user's time."""
 _LOG_TAIL_BYTES = 2000
+_PORTS = (12_000, 32_000)
 _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 """Looked up here, because nothing may be imported or loaded between fork and exec. Linux only."""
@@ -121,12 +123,20 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that are free now, all different because all are held until the last is found."""
+    """Ports on 127.0.0.1 that are free now, all different because all are held until the last is found.
+
+    They are below those that systems give to outgoing connections: between now and their use, none of the many
+    that the demo opens gets one of them.
+    """
+    dice = random.SystemRandom()
+    found: list[int] = []
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            sock, port = held.enter_context(socket.socket()), dice.randrange(*_PORTS)
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 async def ready(

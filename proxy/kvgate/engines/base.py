@@ -41,7 +41,23 @@ class Target:
     """Added to the request: data-parallel rank, the pool's own key."""
 
 
-class Engines(Protocol):
+class Reachable(Protocol):
+    """Engines that can be asked something that costs nothing."""
+
+    def any_target(self) -> Target | None:
+        """Some engine that is up, in turn. None if there is none."""
+        ...
+
+    def targets(self) -> tuple[Target, ...]:
+        """All engines that are up: for a request that only one of them can know the answer to."""
+        ...
+
+    async def report(self, engine_id: str, trouble: Trouble) -> None:
+        """What a request saw; takes effect on grants before this returns."""
+        ...
+
+
+class Engines(Reachable, Protocol):
     def shapes(self) -> frozenset[EngineShape]:
         """The shapes of all engines known so far, up or not. Empty until the first discovery."""
         ...
@@ -68,20 +84,8 @@ class Engines(Protocol):
         """None when the engine left the pool meanwhile."""
         ...
 
-    async def report(self, engine_id: str, trouble: Trouble) -> None:
-        """What a request saw; takes effect on grants before this returns."""
-        ...
-
     async def succeeded(self, engine_id: str) -> None:
         """A request ran to its end there."""
-        ...
-
-    def any_target(self) -> Target | None:
-        """Some engine that is up, in turn: for requests that cost nothing. None if there is none."""
-        ...
-
-    def targets(self) -> tuple[Target, ...]:
-        """All engines that are up: for a request that only one of them can know the answer to."""
         ...
 
     async def tokenize(self, body: Mapping[str, object]) -> int:

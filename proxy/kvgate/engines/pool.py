@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvgate.engines.base import Target, Trouble
     from kvgate.engines.capacity import Discovered
     from kvgate.engines.engine import Engine
+    from kvgate.engines.models import Card
     from kvgate.engines.status import BackendReport, EngineStatus
     from kvgate.ledger.base import Ledger
     from kvgate_policies.types import EngineShape
@@ -96,9 +97,18 @@ class EnginePool:
 
     def serves(self, model: str | None) -> bool:
         """True as well while no backend has told its models: then it's the engines that are missing."""
-        if model is None or any(model in backend.names for backend in self._fit()):
+        if model is None or self.knows(model):
             return True
         return not any(backend.names for backend in self._backends.values())
+
+    def knows(self, model: str) -> bool:
+        """Whether an engine of the pool has said that it answers to this name, up or not."""
+        return any(model in backend.names for backend in self._fit())
+
+    def base_name(self) -> str | None:
+        """The name of the pool's own model, the first of those that are no adapters; None while none is known."""
+        cards = [card for backend in self._fit() for card in backend.cards or ()]
+        return next((card.id for card in (*_bases(cards), *cards)), None)
 
     def without(self, model: str | None) -> frozenset[str]:
         if model is None:
@@ -316,8 +326,12 @@ class EnginePool:
         if not engines:
             raise KeyError(engine_id)
         for engine in engines:
-            engine.draining = draining
+            engine.draining = draining or backend.leaving
         await backend.tell()
+
+
+def _bases(cards: Iterable[Card]) -> Iterable[Card]:
+    return (card for card in cards if card.raw.get("parent") is None)
 
 
 def _base(url: str) -> str:

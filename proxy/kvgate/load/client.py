@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -19,10 +19,10 @@ from kvgate.load.heartbeat import Heartbeat
 from kvgate.load.records import StreamEnd, StreamRecord, end_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from kvgate.load.heartbeat import Stall
-    from kvgate.load.workload import Workload
+    from kvgate.load.workload import Session, Workload
 
 _JSON = {"content-type": "application/json"}
 _RETRIED = frozenset({429, 503})
@@ -46,7 +46,13 @@ class Patience:
 
 
 class LoadRun:
-    """One run of a workload. `records` can be read while it goes on."""
+    """One run of a workload. `records` can be read while it goes on.
+
+    A closed loop by default: `concurrency` clients, each of which sends the next session when its last one has
+    ended; all at once without a number. With `arrivals_s` an open loop: a session is sent at each of these times
+    from the beginning, whatever became of the others; one that would exceed `concurrency` is left out and counted
+    in `left_out`.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class LoadRun:
         workload: Workload,
         *,
         concurrency: int | None = None,
+        arrivals_s: Iterable[float] | None = None,
         patience: Patience | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,9 +70,17 @@ class LoadRun:
         if not self._urls or self._concurrency < 1:
             msg = "a load run needs at least one URL, one session and one client"
             raise ValueError(msg)
+        self._arrivals_s = arrivals_s
         self._patience = patience or Patience()
         self._clock_s = clock_s
         self._heartbeat = Heartbeat(clock_s)
+        self._closed = False
+        self._todo = iter(range(len(workload.sessions)))
+        self._streams: set[asyncio.Task[None]] = set()
+        self._sending: asyncio.Task[None] | None = None
+        self.in_flight = 0
+        self.left_out = 0
+        """Sessions of an open loop that were not sent, because too many were in flight."""
         self.records: list[StreamRecord] = []
 
     @property
@@ -82,29 +97,62 @@ class LoadRun:
             beating.cancel()
         return sorted(self.records, key=lambda record: record.index)
 
+    def close(self) -> None:
+        """Send nothing more; what runs may end."""
+        self._closed = True
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def break_off(self) -> None:
+        """Send nothing more, and end what runs as `INTERRUPTED`; `run` then returns."""
+        self.close()
+        for stream in self._streams:
+            stream.cancel()
+
     async def _send_all(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience.connect_s_max)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        todo = iter(range(len(self._workload.sessions)))
         async with (
             aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
             asyncio.TaskGroup() as clients,
         ):
+            if self._arrivals_s is not None:
+                self._sending = clients.create_task(self._at_times(http, clients, self._arrivals_s))
+                return
             for _ in range(min(self._concurrency, len(self._workload.sessions))):
-                clients.create_task(self._client(http, todo))
+                self._start(clients, self._client(http))
 
-    async def _client(self, http: aiohttp.ClientSession, todo: Iterator[int]) -> None:
-        for index in todo:
+    def _start(self, clients: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        task = clients.create_task(work)
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    async def _at_times(
+        self, http: aiohttp.ClientSession, clients: asyncio.TaskGroup, arrivals_s: Iterable[float]
+    ) -> None:
+        start_s = self._clock_s()
+        for at_s, index in zip(arrivals_s, self._todo, strict=False):
+            await asyncio.sleep(start_s + at_s - self._clock_s())
+            if len(self._streams) >= self._concurrency:
+                self.left_out += 1
+            else:
+                self._start(clients, self._stream(http, index))
+
+    async def _client(self, http: aiohttp.ClientSession) -> None:
+        for index in self._todo:
+            if self._closed:
+                return
             await self._stream(http, index)
 
     async def _stream(self, http: aiohttp.ClientSession, index: int) -> None:
         session = self._workload.sessions[index]
         url = self._urls[index % len(self._urls)]
-        record = StreamRecord(index, url, session.output_tokens, self._clock_s())
+        record = StreamRecord(index, url, session.output_tokens, self._clock_s(), tenant=session.tenant)
         self.records.append(record)
+        self.in_flight += 1
         try:
             async with asyncio.timeout(self._patience.stream_s_max):
-                record.end = await self._attempts(http, record, url + session.path)
+                record.end = await self._attempts(http, record, session, url + session.path)
         except TimeoutError:
             record.end, record.error = (
                 StreamEnd.TIMED_OUT,
@@ -112,13 +160,20 @@ class LoadRun:
             )
         except (aiohttp.ClientError, OSError, ValueError) as trouble:
             record.end, record.error = StreamEnd.FAILED, f"{type(trouble).__name__}: {trouble}"
+        except asyncio.CancelledError:
+            record.end = StreamEnd.INTERRUPTED
+            raise
         finally:
             record.ended_s = self._clock_s()
+            self.in_flight -= 1
 
-    async def _attempts(self, http: aiohttp.ClientSession, record: StreamRecord, url: str) -> StreamEnd:
-        body = self._workload.body(record.index)
+    async def _attempts(
+        self, http: aiohttp.ClientSession, record: StreamRecord, session: Session, url: str
+    ) -> StreamEnd:
+        body = self._workload.body_of(session)
+        headers = _JSON if session.key is None else {**_JSON, "authorization": f"Bearer {session.key}"}
         while True:
-            async with http.post(url, data=body, headers=_JSON) as response:
+            async with http.post(url, data=body, headers=headers) as response:
                 record.status = response.status
                 if response.status == 200:
                     return await self._read(response, record)
@@ -126,6 +181,7 @@ class LoadRun:
             wait_s = self._retry_wait_s(response, record.retries)
             if wait_s is None:
                 record.error = refusal.decode(errors="replace")
+                record.reason = response.headers.get("x-kvgate-reason")
                 return StreamEnd.REFUSED
             record.retries += 1
             await asyncio.sleep(wait_s)

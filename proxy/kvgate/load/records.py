@@ -31,6 +31,8 @@ class StreamEnd(StrEnum):
     FAILED = "failed"
     """The connection broke, the answer was no event stream, or an error event came."""
     TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    """The run ended before it did: Ctrl-C, or its time was over."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,9 @@ class StreamRecord:
     status: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    reason: str | None = None
+    """Of a refusal, `x-kvgate-reason`; None where kvgate did not give one."""
+    tenant: str = ""
     retries: int = 0
     bytes_received: int = 0
     prompt_tokens: int | None = None

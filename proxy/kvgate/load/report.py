@@ -174,9 +174,16 @@ def _engine_report(samples: list[EngineSample], start_s: float, end_s: float) ->
         preemptions=after.preemptions - before.preemptions,
         recomputed_tokens=recomputed,
         kv_use_mean=sum(sample.kv_use for sample in during) / len(during) if during else None,
-        running_max=max(sample.running_max or sample.running for sample in samples),
+        running_max=_running_max(samples),
         in_flight_max=max(sample.running + sample.waiting for sample in samples),
     )
+
+
+def _running_max(samples: list[EngineSample]) -> int:
+    """By the engine's own count where that rose meanwhile: otherwise it may be of an earlier run."""
+    seen = max(sample.running for sample in samples)
+    before, after = samples[0].running_max, samples[-1].running_max
+    return after if after is not None and before is not None and after > before else seen
 
 
 def _total_recomputed(engines: Iterable[EngineReport]) -> int | None:

@@ -9,14 +9,14 @@ counted.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _FIRST_ID, _LAST_ID = 16, 999
 """Token ids below 16 are special tokens in many vocabularies; every vocabulary in use has a thousand."""
@@ -40,6 +40,10 @@ class Session:
     """Exact for token ids, about right for text."""
     output_tokens: int
     chat: bool = False
+    tenant: str = ""
+    """Whose it is, for the report; empty where there is only one."""
+    key: str | None = field(default=None, repr=False)
+    """The API key that it is sent with."""
 
     @property
     def path(self) -> str:
@@ -51,11 +55,15 @@ class Workload:
     """Sessions in the order in which they are sent, all to one model."""
 
     model: str
-    sessions: tuple[Session, ...]
+    sessions: Sequence[Session]
+    """Made at once, or each when it is asked for."""
 
     def body(self, index: int) -> bytes:
-        """The JSON of session `index`: streaming, temperature 0, usage on every chunk to count tokens by."""
-        session = self.sessions[index]
+        """The JSON of session `index`; see `body_of`."""
+        return self.body_of(self.sessions[index])
+
+    def body_of(self, session: Session) -> bytes:
+        """The JSON of a session: streaming, temperature 0, usage on every chunk to count tokens by."""
         asked: dict[str, Any] = {
             "model": self.model,
             "max_tokens": session.output_tokens,
@@ -93,10 +101,11 @@ def mixed(
 ) -> Workload:
     """One session for each (prompt tokens, output tokens). Raises ValueError for a size below one."""
     source = random.Random(seed)  # noqa: S311  the point is that it can be repeated
-    return Workload(model, tuple(_session(source, prompt, output, kind) for prompt, output in sizes))
+    return Workload(model, tuple(make_session(source, prompt, output, kind) for prompt, output in sizes))
 
 
-def _session(source: random.Random, prompt_tokens: int, output_tokens: int, kind: PromptKind) -> Session:
+def make_session(source: random.Random, prompt_tokens: int, output_tokens: int, kind: PromptKind) -> Session:
+    """A session with a prompt from `source`. Raises ValueError for a size below one."""
     if prompt_tokens < 1 or output_tokens < 1:
         msg = f"a session needs at least one token each way, not {prompt_tokens} in and {output_tokens} out"
         raise ValueError(msg)

@@ -33,6 +33,9 @@ class _Place:
     job: Job
     index: int
     arrived_s: float
+    prompt_tokens: int
+    max_tokens: int
+    tokens: int = 0
     last_token_s: float | None = None
     admitted: bool = False
 
@@ -88,7 +91,9 @@ class SimEngine:
         )
         if not self.model.add(request):
             return False
-        self._places[request.id] = _Place(job, index, self._clock.monotonic())
+        self._places[request.id] = _Place(
+            job, index, self._clock.monotonic(), len(choice.prompt), choice.max_tokens
+        )
         self._jobs[job].append(request.id)
         return True
 
@@ -163,8 +168,10 @@ class SimEngine:
         else:
             self.stats.itl.observe(now_s - place.last_token_s)
         place.last_token_s = now_s
+        place.tokens += 1
         if reason is not None:
             self.stats.ended[reason] += 1
             self.stats.e2e.observe(now_s - place.arrived_s)
+            self.stats.ended_with(place.prompt_tokens, place.tokens, place.max_tokens)
             del self._places[request_id]
         place.job.push(place.index, 1, reason)

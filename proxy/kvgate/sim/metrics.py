@@ -125,6 +125,13 @@ def _histograms(page: _Page, engine: SimEngine) -> None:
     page.histogram("inter_token_latency_seconds", itl, stats.itl)
     e2e = "Histogram of e2e request latency in seconds."
     page.histogram("e2e_request_latency_seconds", e2e, stats.e2e)
+    prefill = "Number of prefill tokens processed."
+    page.histogram("request_prompt_tokens", prefill, stats.prompt_tokens)
+    page.histogram(
+        "request_generation_tokens", "Number of generation tokens processed.", stats.generation_tokens
+    )
+    limit = "Histogram of the max_tokens request parameter."
+    page.histogram("request_params_max_tokens", limit, stats.max_tokens)
     queue = "Histogram of time spent in WAITING phase for request."
     page.histogram("request_queue_time_seconds", queue, stats.queue)
 

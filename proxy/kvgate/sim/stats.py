@@ -23,6 +23,10 @@ REQUEST_S = (
 )
 
 
+TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+"""vLLM's buckets go up to its window; the simulator's are the same for every window."""
+
+
 class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -45,6 +49,10 @@ class SimStats:
     e2e: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     queue: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_TOKENS))
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    max_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    """By the limit that was in force, of sequences that ended, as the two above."""
     ended: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
     )
@@ -53,3 +61,9 @@ class SimStats:
     """Requests refused because of `max_num_queued_reqs`."""
     running_max: int = 0
     """The most sequences that ran in one step."""
+
+    def ended_with(self, prompt_tokens: int, tokens: int, max_tokens: int) -> None:
+        """Count the lengths of a sequence that ended by itself."""
+        self.prompt_tokens.observe(prompt_tokens)
+        self.generation_tokens.observe(tokens)
+        self.max_tokens.observe(max_tokens)

@@ -2,7 +2,8 @@
 
 The instruments are made from this table, so that nothing is exported that is not described here. All names
 begin with `kvgate_`, all units are base units (seconds, tokens, KV blocks of one engine). Labels hold only
-values that kvgate or its operator chose: never a request id, a key, or a name a client made up.
+values that kvgate or its operator chose: never a request id, a key, or a name a client made up. With several
+pools, requests that ended before their pool was known have the pool `none`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,21 @@ REJECTIONS = _counter(
     ("tenant", "reason"),
     "Requests that kvgate itself answered with an error, by `x-kvgate-reason`.",
     "queue_full, queue_timeout: more is asked than fits; add an engine or lower max_tokens. never_fits: a "
-    "client asks for more than the largest engine. no_backend: see engine_state.",
+    "client asks for more than the largest engine. no_backend: see engine_state. unauthorized: a key that was "
+    "revoked, or someone who tries keys.",
+)
+RATE_REFUSALS = _counter(
+    "rate_refusals_total",
+    ("tenant", "budget"),
+    "Requests refused because a budget of the tenant was spent, by the budget that is covered last.",
+    "The tenant sends more than it was sold. Talk to it, or raise rate in its policy.",
+)
+OBSERVED = _counter(
+    "observed_total",
+    ("tenant", "would"),
+    "Requests of tenants in mode `observe`, by what enforcing would have done: `granted` at once, `queued`, or "
+    "refused with a reason. `max_tokens` counts, beside that, those whose output limit would have been changed.",
+    "Anything but `granted`: so many would notice a change to mode enforce. If too many, change the policy first.",
 )
 DURATION = _histogram(
     "request_duration_seconds",
@@ -202,6 +217,57 @@ PINS = _counter(
     "Often: requests are large for the engines; capacity idles while one drains.",
     Across.LARGEST,
 )
+TENANT_QUEUE_DEPTH = _gauge(
+    "tenant_queue_depth",
+    ("tenant",),
+    "Requests of the tenant that wait for a grant now, in all its classes.",
+    "One tenant far above the others: it offers more than its share, or is at its tenant_limit_blocks.",
+)
+TENANT_OLDEST = _gauge(
+    "tenant_queue_oldest_wait_seconds",
+    ("tenant",),
+    "How long the longest waiting request of the tenant has waited.",
+    "Near its queue.wait: timeouts follow. Only one tenant: it is at its limit, or its weight is low.",
+)
+TENANT_BLOCKS = _gauge(
+    "tenant_reserved_blocks",
+    ("tenant",),
+    "KV blocks that the tenant holds, on all engines of the pool.",
+    "At tenant_limit_blocks with a queue: its own limit holds it back. Below tenant_guarantee_blocks with a "
+    "queue: others' requests are still running; it is next.",
+)
+TENANT_GUARANTEE = _gauge(
+    "tenant_guarantee_blocks",
+    ("tenant",),
+    "KV blocks below which the tenant goes first: its guarantee of the pool as it is now.",
+    "An engine came or went, or the policy changed.",
+)
+TENANT_LIMIT = _gauge(
+    "tenant_limit_blocks",
+    ("tenant",),
+    "KV blocks that the tenant never exceeds at a grant: its limit of the pool as it is now.",
+    "An engine came or went, or the policy changed.",
+)
+TENANT_WEIGHT = _gauge(
+    "tenant_weight",
+    ("tenant",),
+    "The tenant's weight among those that wait in the same class.",
+    "The policy changed, or an override began or ended.",
+)
+TENANT_SERVICE = _gauge(
+    "tenant_service_tokens",
+    ("tenant",),
+    "Service charged to the tenant since the ledger began: prompt plus twice the output, tokens. A gauge, as the "
+    "end of a request corrects what was charged at its grant, often downwards.",
+    "Its slope, divided by the weight, is alike for all tenants that wait; see fairness_index.",
+)
+FAIRNESS = _gauge(
+    "fairness_index",
+    (),
+    "Jain's index of service per weight, over the last minute and the tenants that waited at both ends of it: 1 "
+    "when all got their share, 1/n when one of n got everything.",
+    "Below 0.9 for minutes: a limit, a class or a guarantee gives to some more than their weight.",
+)
 LEDGER_MODE = _gauge(
     "ledger_mode",
     ("mode",),
@@ -246,6 +312,12 @@ LEDGER_MODE_SWITCHES = _counter(
     ("mode",),
     "Times the ledger went over to this mode.",
     "Often: the way to Redis is unsteady.",
+)
+LEDGER_GRANTS_ALONE = _counter(
+    "ledger_grants_alone_total",
+    ("mode",),
+    "Requests that this process started by itself while Redis was away, by the mode.",
+    "`open`: nobody checked whether they fit; engine_preemptions_total and the engines' queues show what it cost.",
 )
 LEDGER_REPAIRS = _counter(
     "ledger_repairs_total",
@@ -328,6 +400,30 @@ ENGINE_PREEMPTIONS = _counter(
     ("engine",),
     "Preemptions the engine counted since it started.",
     "Any increase: something runs on the engine that the ledger does not know, or costs are too low.",
+    Across.LARGEST,
+)
+
+# The request log.
+REQUEST_LOG_DROPPED = _counter(
+    "request_log_dropped_total",
+    (),
+    "Requests that are missing in the request log, because it was not written fast enough.",
+    "The disk is full or slow, or the file may not be written: the log on stderr says which.",
+)
+
+# The policy.
+POLICY_REFUSED = _gauge(
+    "policy_refused",
+    (),
+    "1 while the policy file on the disk is not the one in force, because it was refused.",
+    "1: the log and /admin/policy say what is wrong with it; the last good one stays in force.",
+    Across.LARGEST,
+)
+POLICY_RELOADS = _counter(
+    "policy_reloads_total",
+    ("result",),
+    "Times the policy was read again, by what came of it: taken or refused.",
+    "refused: see policy_refused. taken, without anyone having changed the file: something else writes it.",
     Across.LARGEST,
 )
 

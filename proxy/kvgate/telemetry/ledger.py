@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 NAMES_MAX = 32
 """Calls and causes are closed sets of about ten; the cap is a fuse."""
 MODE = "mode_"
+ALONE = "alone_"
 
 
 class LedgerCounters:
@@ -27,11 +28,13 @@ class LedgerCounters:
         epochs: Children[Counter],
         leases: Children[Counter],
         switches: Children[Counter],
+        alone: Children[Counter],
         repairs: Children[Counter],
     ) -> None:
         self._calls = calls
         self._failures = failures
         self._switches = switches
+        self._alone = alone
         self._repairs = repairs
         self._single = {"epoch_changed": epochs, "lease_lost": leases}
         self._name = LabelCap(NAMES_MAX)
@@ -46,11 +49,13 @@ class LedgerCounters:
             self._failures(name).inc()
 
     def happened(self, event: str) -> None:
-        """`epoch_changed`, `lease_lost`, `mode_<mode>`; anything else is a repair of that name."""
+        """`epoch_changed`, `lease_lost`, `mode_<mode>`, `alone_<mode>`; anything else is a repair of that name."""
         counters = self._single.get(event)
         if counters is not None:
             counters().inc()
         elif event.startswith(MODE):
             self._switches(self._name(event.removeprefix(MODE))).inc()
+        elif event.startswith(ALONE):
+            self._alone(self._name(event.removeprefix(ALONE))).inc()
         else:
             self._repairs(self._name(event)).inc()

@@ -10,6 +10,7 @@ render `registry` wherever it doesn't hurt.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -62,6 +63,7 @@ class Telemetry:
             epochs=self._counters(catalogue.LEDGER_EPOCHS),
             leases=self._counters(catalogue.LEDGER_LEASES_LOST),
             switches=self._counters(catalogue.LEDGER_MODE_SWITCHES),
+            alone=self._counters(catalogue.LEDGER_GRANTS_ALONE),
             repairs=self._counters(catalogue.LEDGER_REPAIRS),
         )
         """For a shared ledger to report to."""
@@ -71,7 +73,9 @@ class Telemetry:
         self, ledger_view: Callable[[], LedgerView], engine_statuses: Callable[[], Sequence[EngineStatus]]
     ) -> None:
         """Export what the ledger and the engines say, too. Once per process."""
-        self._collector = PoolCollector(self.pool, ledger_view, engine_statuses, self._gaps)
+        self._collector = PoolCollector(
+            self.pool, ledger_view, engine_statuses, self._gaps, self._tenant, time.monotonic
+        )
         self.registry.register(self._collector)
 
     def refresh(self) -> None:
@@ -91,9 +95,26 @@ class Telemetry:
         """A request's output limit was set or lowered."""
         self._rewrites(self._tenant(tenant)).inc()
 
+    def rate_refused(self, tenant: str, budget: str) -> None:
+        """A budget of the tenant did not cover a request."""
+        self._rate_refusals(self._tenant(tenant), self._reason(budget)).inc()
+
+    def observed(self, tenant: str, would: str) -> None:
+        """A request went on unhindered; `would` is what enforcing would have done to it."""
+        self._observed(self._tenant(tenant), self._reason(would)).inc()
+
     def requeued(self, cause: str) -> None:
         """A granted request goes back to the queue; `cause` is what it saw of the engine."""
         self._requeues(self._reason(cause)).inc()
+
+    def policy_read(self, *, taken: bool) -> None:
+        """The policy file was read again, and is in force now, or was refused."""
+        self._policy_reloads("taken" if taken else "refused").inc()
+        self._policy_refused.set(0.0 if taken else 1.0)
+
+    def request_log_dropped(self) -> None:
+        """A request that ended is missing in the request log."""
+        self._request_log_dropped().inc()
 
     def observe_gaps(self, gaps_s: Iterable[float]) -> None:
         """Times between the reads of one stream, many at once: at its end, or every so often."""
@@ -147,14 +168,22 @@ class Telemetry:
         self._requests = self._counters(catalogue.REQUESTS)
         self._rejections = self._counters(catalogue.REJECTIONS)
         self._rewrites = self._counters(catalogue.REWRITES)
+        self._rate_refusals = self._counters(catalogue.RATE_REFUSALS)
+        self._observed = self._counters(catalogue.OBSERVED)
         self._requeues = self._counters(catalogue.REQUEUES)
         self._resends = self._counters(catalogue.RESENDS)
         self._prompt_tokens = self._counters(catalogue.PROMPT_TOKENS)
         self._completion_tokens = self._counters(catalogue.COMPLETION_TOKENS)
+        self._request_log_dropped = self._counters(catalogue.REQUEST_LOG_DROPPED)
         self._queue_wait = self._histograms(catalogue.QUEUE_WAIT)
         self._duration = self._histograms(catalogue.DURATION)
         self._ttft = self._histograms(catalogue.TTFT)
         self._estimate = self._histograms(catalogue.ESTIMATE)
+        self._policy_reloads = self._counters(catalogue.POLICY_RELOADS)
+        self._policy_refused = self._gauge(catalogue.POLICY_REFUSED).labels(self.pool)
+        for result in ("taken", "refused"):
+            self._policy_reloads(result)
+        self._request_log_dropped()
         self._resends()  # without further labels: exported as 0 from the start
 
     def _counters(self, metric: Metric) -> Children[Counter]:

@@ -23,6 +23,8 @@ class RequestRecord:
     tenant: str = "anonymous"
     endpoint: Endpoint | None = None
     """None when the path was none of ours."""
+    pool: str | None = None
+    """The pool it belongs to; None when it ended before that was known."""
     model: str | None = None
     """As the client wrote it: for the log only, never a label."""
     stream: bool = False
@@ -43,10 +45,18 @@ class RequestRecord:
     """The engine's `usage.prompt_tokens`."""
     completion_tokens: int | None = None
     """The engine's `usage.completion_tokens`, or else the tokens seen in the stream."""
+    prompts: int | None = None
+    """Prompts in the request."""
+    n: int | None = None
+    """Sequences for each prompt."""
+    max_tokens_asked: int | None = None
+    """The client's own limit for one sequence; None when it set none."""
     max_tokens_charged: int | None = None
     """Output tokens of one sequence that were reserved."""
     max_tokens_rewritten: bool = False
     blocks_reserved: int | None = None
+    tokens_reserved: int | None = None
+    """The prompt as it was counted, and the limit of every sequence."""
 
     queue_s: float | None = None
     """From arrival to the last grant, or to the end without one."""
@@ -56,6 +66,10 @@ class RequestRecord:
     """From arrival to the first token."""
     total_s: float | None = None
     """From arrival to the end."""
+    priority: str | None = None
+    """The class it queued in."""
+    would: str | None = None
+    """In mode observe, what enforcing would have done to it: `granted` at once, `queued`, or a refusal."""
     requeues: int = 0
     """How often it went back to the queue after a grant."""
     resends: int = 0

@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvgate.telemetry import catalogue
+from kvgate.telemetry.fairness import FairnessWindow
+from kvgate.telemetry.tenants import Row, tenant_rows
 from kvgate_policies.types import EngineLimits, EngineUse, LedgerView
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ ENGINE_STATES = ("unknown", "up", "trial", "busy", "draining", "suspended", "dow
 SHARED_MODES = ("redis", "local", "closed", "open")
 """All of them are exported for a shared ledger, for the same reason."""
 WELL_STATES = frozenset({"up", "trial", "busy", "draining"})
-
-Row = tuple[tuple[str, ...], float]
 
 
 class EngineGauges(Protocol):
@@ -78,25 +78,38 @@ class PoolCollector(Collector):
         ledger_view: Callable[[], LedgerView],
         engine_statuses: Callable[[], Sequence[EngineStatus]],
         gaps: BulkHistogram,
+        tenant_label: Callable[[str], str],
+        now_s: Callable[[], float],
     ) -> None:
+        """`tenant_label` gives the name of a tenant or, beyond the cap, `other`; `now_s` is monotonic."""
         self._pool = pool
         self._ledger_view = ledger_view
         self._engine_statuses = engine_statuses
         self._gaps = gaps
-        self._snapshot: tuple[LedgerView, tuple[EngineStatus, ...]] | None = None
+        self._tenant_label = tenant_label
+        self._now_s = now_s
+        self._fairness = FairnessWindow()
+        self._rows: list[tuple[Metric, Iterable[Row]]] = []
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Nothing, so that registering doesn't take a snapshot."""
         return ()
 
     def refresh(self) -> None:
-        self._snapshot = (self._ledger_view(), tuple(self._engine_statuses()))
+        view, engines = self._ledger_view(), tuple(self._engine_statuses())
+        index = self._fairness.index(self._now_s(), view.tenants)
+        self._rows = [
+            *_ledger_rows(view),
+            *tenant_rows(view.tenants, self._tenant_label),
+            (catalogue.FAIRNESS, [((), index)]),
+            *_engine_rows(engines),
+            *_drift_rows(view, engines),
+        ]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
-        if self._snapshot is None:
+        if not self._rows:
             self.refresh()
-        view, engines = self._snapshot or (LedgerView(), ())
-        for metric, rows in (*_ledger_rows(view), *_engine_rows(engines), *_drift_rows(view, engines)):
+        for metric, rows in self._rows:
             yield self._family(metric, rows)
         yield self._gap_family()
 

@@ -11,6 +11,7 @@ from functools import partial
 import anyio
 
 from kvgate.app import Worker, run
+from kvgate.assembly.file import PolicySource, taken_over
 from kvgate.config import Settings
 from kvgate.ports import Server
 from kvgate.telemetry.logs import FIELDS, configure_logs
@@ -18,8 +19,6 @@ from kvgate.workers.child import is_orphan
 from kvgate.workers.drained import DrainedEngines
 from kvgate.workers.front import front_app
 from kvgate.workers.places import Place, Places
-
-Reload = Callable[[], Settings]
 
 
 class Named(logging.Filter):
@@ -31,7 +30,7 @@ class Named(logging.Filter):
 
 
 def do_worker(
-    settings: Settings, reload: Reload | None, sockets: Places, place: Place, drained: DrainedEngines
+    settings: Settings, source: PolicySource | None, sockets: Places, place: Place, drained: DrainedEngines
 ) -> Callable[[], int]:
     """The work of one worker: a whole kvgate, on the sockets of its place."""
     parent = os.getpid()
@@ -42,11 +41,20 @@ def do_worker(
         logs.addFilter(Named(place.name))
         orphan = partial(is_orphan, parent)
         try:
-            return run(settings, reload, Worker(place.listening, orphan, drained.read()))
+            now = settings if source is None else as_by_now(settings, source)
+            return run(now, source, Worker(place.listening, orphan, drained.read()))
         finally:
             logs.close()
 
     return work
+
+
+def as_by_now(settings: Settings, source: PolicySource) -> Settings:
+    """What the others have taken over meanwhile; with a bad file, what was good last."""
+    try:
+        return taken_over(settings, source.read())
+    except Exception:  # noqa: BLE001  what is wrong with it, is said by those who watch it
+        return settings
 
 
 def do_front(settings: Settings, sockets: Places, drained: DrainedEngines) -> Callable[[], int]:

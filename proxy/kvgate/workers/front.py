@@ -1,8 +1,9 @@
 """The admin port of a group of workers: one answer for all of them.
 
 `/metrics` is merged (`telemetry.merge`). `/livez` and `/readyz` ask everyone. `/admin` is passed on: what reads
-goes to the first worker that answers, for the ledger is the same for all and each knows all engines; what
-changes something goes to all. The workers check the token, and the front adds nothing that needs one.
+goes to the first worker that answers, for the ledger is the same for all and each knows all engines; so does a
+change of a tenant, which the ledger keeps for all; what becomes of engines is told to all, for it must hold without
+the ledger too. The workers check the token, and the front adds nothing that needs one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvgate.admin.changes import ASKED_BY
 from kvgate.telemetry.merge import MergedPages
 from kvgate.workers.drained import DrainedEngines
 
@@ -29,7 +31,7 @@ ASK_S_MAX = 2.0
 PROBE_S_MAX = 0.8
 """The same for a probe, whose asker mostly waits a second: a worker that is away must not fail it for the rest."""
 BODY_BYTES_MAX = 64 * 1024
-"""Of a request to `/admin`: the name of an engine."""
+"""Of a request to `/admin`: the name of an engine, a dozen fields of a tenant."""
 NO_STORE = {"cache-control": "no-store"}
 PASSED_ON = frozenset({"authorization", "content-type", "accept"})
 PASSED_BACK = frozenset({"content-type", "www-authenticate", "cache-control", "allow"})
@@ -63,7 +65,7 @@ def routes(front: Front) -> Starlette:
             Route("/livez", front.livez),
             Route("/readyz", front.readyz),
             Route("/metrics", front.metrics),
-            Route("/admin/{path:path}", front.admin, methods=["GET", "POST"]),
+            Route("/admin/{path:path}", front.admin, methods=["GET", "POST", "PATCH", "DELETE"]),
             Route("/{path:path}", _nowhere),
         ]
     )
@@ -115,10 +117,11 @@ class Front:
         if body is None:
             return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {BODY_BYTES_MAX} bytes.")
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
+        headers[ASKED_BY] = request.client.host if request.client else ""
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        if request.method == "GET":
+        if request.method != "POST":
             for name in self._workers:
-                answer = await self._ask(name, "GET", path, headers)
+                answer = await self._ask(name, request.method, path, headers, body)
                 if answer is not None:
                     return _passed_back(answer)
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "No worker answers.")
@@ -131,7 +134,7 @@ class Front:
         """For a worker that is started later."""
         note = {"/admin/engines/drain": self._drained.drain, "/admin/engines/undrain": self._drained.undrain}
         if path in note:
-            note[path](json.loads(body)["engine_id"])
+            note[path](json.loads(body)["engine_id"].rstrip("/"))
 
     async def _ask_all(
         self,

@@ -14,15 +14,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvgate import __version__
+from kvgate.assembly.file import PolicySource
 from kvgate.config import Settings
 from kvgate.errors import ConfigError
 from kvgate.ports import SERVER_STOP_S, url_of
 from kvgate.workers.child import fork
-from kvgate.workers.crew import do_front, do_worker
+from kvgate.workers.crew import as_by_now, do_front, do_worker
 from kvgate.workers.drained import DrainedEngines
 from kvgate.workers.places import Place, Places, places
 from kvgate.workers.restarts import STEADY_S, Restarts
@@ -35,9 +35,11 @@ KILL_AFTER_S = 5.0
 """Beyond the longest drain; then a child that is still there is stuck."""
 TAKEN = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
-log = logging.getLogger("kvgate.workers")
+LOOK_S = 2.0
+"""Between two looks at whether the policy file changed: a worker that is started later begins with the last good
+one, which may be gone by then."""
 
-Reload = Callable[[], Settings]
+log = logging.getLogger("kvgate.workers")
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Child:
     was_steady: bool = False
 
 
-def run(settings: Settings, reload: Reload | None = None) -> int:
+def run(settings: Settings, source: PolicySource | None = None) -> int:
     """Serve with `settings.workers` processes until a signal ends it; the exit code."""
     if sys.platform != "linux":
         sys.stderr.write("kvgate: --workers above 1 is for Linux; run one process, or several replicas\n")
@@ -63,7 +65,7 @@ def run(settings: Settings, reload: Reload | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     try:
         with places(settings) as sockets:
-            return Supervisor(settings, sockets, reload).run()
+            return Supervisor(settings, sockets, source).run()
     except ConfigError as error:
         sys.stderr.write(f"kvgate: {error}\n")
         return EXIT_SETTINGS
@@ -72,10 +74,11 @@ def run(settings: Settings, reload: Reload | None = None) -> int:
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, sockets: Places, reload: Reload | None) -> None:
+    def __init__(self, settings: Settings, sockets: Places, source: PolicySource | None) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._reload = reload
+        self._source = source
+        self._stamp = None if source is None else source.first
         self._drained = DrainedEngines()
         self._workers = [Child(place.name, place) for place in sockets.workers]
         self._front = Child("front")
@@ -92,6 +95,7 @@ class Supervisor:
             while not self._over():
                 self._start_due()
                 self._kill_overdue()
+                self._look_at_policy()
                 taken = signal.sigtimedwait(TAKEN, self._wait_s())
                 if taken is not None:
                     self._take(taken.si_signo)
@@ -114,13 +118,17 @@ class Supervisor:
     def _work(self, child: Child) -> Callable[[], int]:
         if child.place is None:
             return do_front(self._settings, self._sockets, self._drained)
-        return do_worker(self._settings, self._reload, self._sockets, child.place, self._drained)
+        return do_worker(self._settings, self._source, self._sockets, child.place, self._drained)
 
     def _wait_s(self) -> float:
-        """Until something is due; an hour when nothing is, for `sigtimedwait` has no "for ever"."""
+        """Until something is due, or the policy file is to be looked at; an hour when nothing is, for `sigtimedwait`
+        has no "for ever".
+        """
         due = [c.due_s for c in (*self._workers, self._front) if c.due_s is not None]
         if self._kill_at_s is not None:
             due.append(self._kill_at_s)
+        if self._source is not None and self._source.path is not None:
+            due.append(time.monotonic() + LOOK_S)
         return max(min(due, default=time.monotonic() + 3600.0) - time.monotonic(), 0.0)
 
     # Signals ----------------------------------------------------------------------------------------------
@@ -137,12 +145,15 @@ class Supervisor:
             log.info("draining; a second signal stops at once")
             self._stop()
 
+    def _look_at_policy(self) -> None:
+        if self._source is not None and self._source.stamp() != self._stamp:
+            self._read_again()
+
     def _read_again(self) -> None:
         """As each worker does by itself: one that is started later begins with what the others have by now."""
-        if self._reload is None:
-            return
-        with suppress(ConfigError):  # the workers say what is wrong with it
-            self._settings = self._settings.model_copy(update={"backends": self._reload().backends})
+        if self._source is not None:
+            self._stamp = self._source.stamp()
+            self._settings = as_by_now(self._settings, self._source)
 
     def _stop(self) -> None:
         """Let the workers drain; the port is theirs alone now, and closes with the last of them."""

@@ -96,6 +96,31 @@ def test_who_is_gone_is_removed(run: Callable[..., Any], redis_server: RedisServ
     assert (told["queued"], run("reap").exit_code) == (0, 0)
 
 
+def everything(server: RedisServer) -> dict[str, object]:
+    """All keys of the pool, as they are stored."""
+    with server.client() as client:
+        return {
+            key: client.execute_command("DUMP", key, NEVER_DECODE=True) for key in client.scan_iter("*{p}*")
+        }
+
+
+def test_without_yes_nothing_is_changed(run: Callable[..., Any], redis_server: RedisServer) -> None:
+    """Not even what any call of a process would do: take one for gone, grant."""
+    fill(redis_server, "one", "two", "three", lease_ms=SHORT_LEASE_MS)
+    anyio.run(anyio.sleep, 2 * SHORT_LEASE_MS / 1000)
+    before = everything(redis_server)
+    result = run("reap")
+    assert result.exit_code == 1
+    assert f"one: the lease ran out; it holds room on {ENGINE.engine_id}\n" in result.stdout
+    assert "three: the lease ran out; it holds nothing\n" in result.stdout
+    assert "Nothing was done" in result.stderr
+    told = json.loads(run("reap", "--json").stdout)
+    assert told == {"expired": {"one": [ENGINE.engine_id], "two": [ENGINE.engine_id], "three": []}}
+    assert everything(redis_server) == before
+    assert run("reap", "--yes").exit_code == 0
+    assert everything(redis_server) != before
+
+
 def test_asking_for_a_pool_that_is_not_there_makes_none(
     run: Callable[..., Any], redis_server: RedisServer
 ) -> None:

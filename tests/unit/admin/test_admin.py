@@ -14,16 +14,39 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvgate.admin import AdminState, admin_app
 from kvgate.admin.page import FORMATS_MAX, MetricsPage
+from kvgate.admin.state import PoolState
+from kvgate.assembly.file import FileState
 from kvgate.config import load
+from kvgate.config.overrides import Override
+from kvgate.config.standing import Standing
+from kvgate.config.tenants import TenantBook
+from kvgate.errors import ChangeNotKept
 from kvgate.telemetry import Telemetry
-from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView
+from kvgate_policies.types import (
+    EngineLimits,
+    EngineShape,
+    EngineUse,
+    KVCost,
+    LedgerView,
+    TenantRules,
+    TenantUse,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 LIMITS = EngineLimits("http://a:1", EngineShape(16, 4096), blocks=100, seqs=8, prefill_tokens=8192)
 VIEW = LedgerView(
-    (EngineUse(LIMITS, KVCost(40, 3, 512), reservations=3, pinned_by="r9"),), 2, 1.5, totals={"grants": 7}
+    (EngineUse(LIMITS, KVCost(40, 3, 512), reservations=3, pinned_by="r9"),),
+    3,
+    1.5,
+    totals={"grants": 7},
+    tenants=(
+        TenantUse("batch", TenantRules(), blocks=30, blocks_limit=30, queued=1, oldest_wait_s=0.5),
+        TenantUse(
+            "chat", TenantRules(), blocks=10, blocks_limit=100, reservations=1, queued=2, oldest_wait_s=1.5
+        ),
+    ),
 )
 
 
@@ -60,32 +83,75 @@ class Process:
         self.engine = Status()
         self.is_ready = True
         self.views = 0
+        self.everywhere = True
+        self.file = FileState("policy.yaml", "abc", "2030-01-31T12:00:00+00:00")
         self.telemetry = Telemetry("p")
         self.telemetry.watch(self.view, lambda: [self.engine])
         env = {"KVGATE_BACKEND_API_KEY": "sk-secret"} | ({"KVGATE_ADMIN_TOKEN": token} if token else {})
+        settings = load(None, env, {"backends": ["http://a:1"]})
+        self.tenants = FakeTenants(settings.book)
         self.state = AdminState(
-            settings=load(None, env, {"backends": ["http://a:1"]}),
+            settings=settings,
             telemetry=self.telemetry,
-            ledger_view=self.view,
-            engine_statuses=lambda: [self.engine],
+            pools=lambda: [
+                PoolState("default", (), self.view, lambda: [self.engine], lambda: ("tiny",)),
+                PoolState("other", ("o-*",), LedgerView, lambda: [Status("http://b:1", "http://b:1")], tuple),
+            ],
             ready=lambda: (self.is_ready, {"engine": self.is_ready, "draining": False}),
             drain=self.drain,
             undrain=self.undrain,
+            tenants=self.tenants,
+            policy_file=lambda: self.file,
         )
 
     def view(self) -> LedgerView:
         self.views += 1
         return VIEW
 
-    async def drain(self, engine_id: str) -> None:
+    async def drain(self, pool: str, engine_id: str) -> bool:
+        assert pool == "default"
         self.engine = replace(self.engine, state="draining")
+        return self.everywhere
 
-    async def undrain(self, engine_id: str) -> None:
+    async def undrain(self, pool: str, engine_id: str) -> bool:
         self.engine = replace(self.engine, state="up")
+        return self.everywhere
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(admin_app(self.state, self.clock))
         return httpx.AsyncClient(transport=transport, base_url="http://admin")
+
+
+class FakeTenants:
+    """Keeps changes as the desk does; `away` when the ledger does not take them."""
+
+    def __init__(self, book: TenantBook) -> None:
+        self._file = replace(book, names=("chat", "batch"))
+        self.changes: dict[tuple[str, str | None], Standing] = {}
+        self.asked: list[str] = []
+        self.away = False
+
+    @property
+    def book(self) -> TenantBook:
+        everywhere = {one.tenant: one.override for one in self.changes.values() if one.pool is None}
+        return self._file.with_overrides(everywhere)
+
+    def standing(self) -> list[Standing]:
+        return list(self.changes.values())
+
+    async def change(
+        self, tenant: str, pool: str | None, fields: Mapping[str, object], for_s: float, who: str
+    ) -> None:
+        if self.away:
+            raise ChangeNotKept("it is away")
+        override = Override.of_json({**fields, "until": "2030-01-31T12:00:00Z"})
+        self.changes[tenant, pool] = Standing(tenant, pool, override, for_s)
+        self.asked.append(who)
+
+    async def end(self, tenant: str, pool: str | None, who: str) -> bool:
+        if self.away:
+            raise ChangeNotKept("it is away")
+        return self.changes.pop((tenant, pool), None) is not None
 
 
 @pytest.fixture
@@ -116,9 +182,10 @@ async def test_ready_says_why_not(client: httpx.AsyncClient, process: Process) -
 
 async def test_the_ledger_as_json(client: httpx.AsyncClient) -> None:
     assert (await client.get("/admin/ledger")).json() == {
+        "pool": "default",
         "mode": "memory",
         "processes": 1,
-        "queued": 2,
+        "queued": 3,
         "oldest_wait_s": 1.5,
         "engines": [
             {
@@ -139,27 +206,42 @@ async def test_the_ledger_as_json(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_engines_as_json(client: httpx.AsyncClient, process: Process) -> None:
-    (engine,) = (await client.get("/admin/engines")).json()["engines"]
+    engine, _ = (await client.get("/admin/engines")).json()["engines"]
     assert engine["engine_id"] == "http://a:1"
     assert engine["limits"]["blocks"] == 100
+    assert (engine["reserved_blocks"], engine["reservations"]) == (40, 3)
     assert engine["gauges"]["kv_usage"] == 0.5
     assert engine["probe_age_s"] == 0.25
     process.engine = Status(state="unknown", limits=None, gauges=None)
-    (engine,) = (await client.get("/admin/engines")).json()["engines"]
+    engine, _ = (await client.get("/admin/engines")).json()["engines"]
     assert engine["limits"] is None
+    assert _["reserved_blocks"] == 0, "of an engine that the ledger does not know yet"
 
 
-async def test_drain_and_undrain(client: httpx.AsyncClient) -> None:
+async def test_drain_and_undrain(client: httpx.AsyncClient, process: Process) -> None:
     answer = await client.post("/admin/engines/drain", json={"engine_id": "http://a:1"})
-    assert (answer.status_code, answer.json()["state"]) == (200, "draining")
+    assert (answer.status_code, states(answer), answer.json()["everywhere"]) == (200, ["draining"], True)
     answer = await client.post("/admin/engines/undrain", json={"engine_id": "http://a:1"})
-    assert (answer.status_code, answer.json()["state"]) == (200, "up")
+    assert (answer.status_code, states(answer)) == (200, ["up"])
+    process.everywhere = False
+    answer = await client.post("/admin/engines/drain", json={"engine_id": "http://a:1/"})
+    assert (answer.status_code, states(answer), answer.json()["everywhere"]) == (200, ["draining"], False)
+
+
+def states(answer: httpx.Response) -> list[str]:
+    return [engine["state"] for engine in answer.json()["engines"]]
 
 
 @pytest.mark.parametrize(
     ("request_", "status", "said"),
     [
-        ({"json": {"engine_id": "http://b"}}, 404, "No engine 'http://b'; there are: http://a:1."),
+        (
+            {"json": {"engine_id": "http://b"}},
+            404,
+            "No engine 'http://b'; there are: http://a:1, http://b:1.",
+        ),
+        ({"json": {"engine_id": "http://a:1", "pool": "other"}}, 404, "there are: http://b:1."),
+        ({"json": {"engine_id": "http://a:1", "pool": "x"}}, 404, "No pool 'x'; there are: default, other."),
         ({"json": {"id": "http://a:1"}}, 422, "engine_id: Field required"),
         ({"json": {"engine_id": 7}}, 422, "valid string"),
         ({"content": b"{"}, 422, "The body is JSON"),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvgate.admission.holding import Holding
-from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 from support.virtual_loop import LoopClock, run_virtual
@@ -21,7 +21,7 @@ async def granted() -> tuple[MemoryLedger, Grant]:
     ledger = MemoryLedger(LoopClock())
     await ledger.observe(EngineLimits("e", SHAPE, blocks=100, seqs=8, prefill_tokens=1000))
     ticket = await ledger.reserve(Ask("r", "t", {SHAPE: COST}, 10))
-    assert not isinstance(ticket, Refusal)
+    assert not isinstance(ticket, Refusal | RateSpent)
     assert isinstance(ticket.decision, Grant)
     assert ticket.decision == await ticket.granted()
     return ledger, ticket.decision

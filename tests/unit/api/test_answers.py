@@ -15,6 +15,7 @@ from kvgate.api.routes import Dialect
 EXPECTED = {
     Reason.QUEUE_FULL: (429, "rate_limit_error", "rate_limit_error"),
     Reason.QUEUE_TIMEOUT: (429, "rate_limit_error", "rate_limit_error"),
+    Reason.TENANT_RATE: (429, "rate_limit_error", "rate_limit_error"),
     Reason.NEVER_FITS: (400, "invalid_request_error", "invalid_request_error"),
     Reason.NO_BACKEND: (503, "overloaded_error", "overloaded_error"),
     Reason.LEDGER_UNAVAILABLE: (503, "overloaded_error", "overloaded_error"),
@@ -35,6 +36,17 @@ EXPECTED = {
 def headers_of(answer: Answer, jitter: float = 0.0) -> dict[str, str]:
     rendered = render(answer, Dialect.OPENAI, "id-1", jitter=jitter)
     return {name.decode(): value.decode() for name, value in rendered.headers}
+
+
+@pytest.mark.parametrize(
+    ("exact_s", "seconds", "milliseconds"), [(2.0, "2", "2000"), (0.0412, "1", "42"), (300.0, "60", "60000")]
+)
+@pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
+def test_an_exact_time_is_said_as_it_is_up_to_what_sdks_take(
+    exact_s: float, seconds: str, milliseconds: str, jitter: float
+):
+    headers = headers_of(Answer(Reason.TENANT_RATE, "Spent.", retry_after_s=exact_s, exact=True), jitter)
+    assert (headers["retry-after"], headers["retry-after-ms"]) == (seconds, milliseconds)
 
 
 def test_every_reason_has_a_row():

@@ -47,6 +47,13 @@ def test_credentials_pass_only_in_the_anonymous_mode_without_a_key():
     assert b"x-data-parallel-rank" not in passed
 
 
+def test_the_header_that_tells_a_tenant_is_a_word_to_kvgate_alone():
+    headers = [(b"X-Tenant", b"admin"), (b"x-tenant", b"other"), (b"x-b", b"2")]
+    kept = request_headers(headers, "i", strip_credentials=True, identity_header="x-tenant")
+    assert [name for name, _ in kept] == [b"x-b", b"accept-encoding", b"x-request-id"]
+    assert (b"x-tenant", b"admin") in request_headers(headers, "i", strip_credentials=True)
+
+
 def test_repeated_headers_keep_their_order():
     given_twice = [(b"x-a", b"1"), (b"x-b", b"2"), (b"x-a", b"3")]
     assert request_headers(given_twice, "i", strip_credentials=True)[:3] == given_twice

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from typing import Any
 
 from kvgate.cli.findings import Findings, findings_json, full_sessions, print_findings
 from kvgate.engines.health import State
@@ -105,3 +107,15 @@ def test_a_ledger_that_cannot_be_used_fails_the_check() -> None:
     assert not bad.ok
     assert "error: Redis at redis://r:6379 can't be reached: refused" in out.getvalue()
     assert out.getvalue().rstrip().endswith("The ledger cannot be used.")
+
+
+def test_several_pools_are_told_apart_and_a_name_in_two_is_pointed_out() -> None:
+    other = replace(report(limits()), url="http://b:1")
+    found = Findings((report(limits()), other), pools={"http://a:1": "small", "http://b:1": "large"})
+    out = io.StringIO()
+    print_findings(found, out)
+    assert "http://b:1 (pool large)" in out.getvalue()
+    assert "warning: the model lora is in the pools small, large: the first has it" in out.getvalue()
+    backends: Any = findings_json(found)["backends"]
+    assert [backend["pool"] for backend in backends] == ["small", "large"]
+    assert "pool" not in str(findings_json(Findings((other,))))

@@ -15,7 +15,7 @@ from kvgate.cli.ledger_report import Report, print_report, report_json
 from kvgate.config.sources import ledger_place
 from kvgate.errors import ConfigError
 from kvgate.ledger.scripts import Holding, Inspection, Orphan, Sums, Waiting
-from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView
+from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView, PriorityClass
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,11 +36,13 @@ REPORT = Report(
         epoch="e1",
         leases_ms={"p1": 4200, "p2": -100, "p3": 5000},
         holdings=(
-            Holding("p1", ENGINE, Sums(KVCost(40, 2, 512), 2), unseen=1),
-            Holding("p2", ENGINE, Sums(KVCost(30, 1, 0), 1), unseen=0),
+            Holding("p1", ENGINE, "chat", Sums(KVCost(40, 2, 512), 2), unseen=1),
+            Holding("p2", ENGINE, "bulk", Sums(KVCost(30, 1, 0), 1), unseen=0),
         ),
-        orphans=(Orphan("p0", ENGINE, Sums(KVCost(5, 1, 0), 1), age_ms=1500),),
-        head=(Waiting("p1", "r9", seq=17, wait_ms=1500, bypasses=8),),
+        orphans=(Orphan("p0", ENGINE, "chat", Sums(KVCost(5, 1, 0), 1), age_ms=1500),),
+        head=(
+            Waiting("p1", "r9", 17, wait_ms=1500, bypasses=8, tenant="bulk", priority=PriorityClass.BATCH),
+        ),
         parked=1,
     ),
 )
@@ -61,18 +63,17 @@ def printed(report: Report) -> list[list[str]]:
 def test_tables_for_people() -> None:
     lines = printed(REPORT)
     assert [ENGINE, "70", "1,000", "3", "8", "512", "8,192", "3", "yes", "r9"] in lines
-    assert ["p1", "4.2", "s", ENGINE, "40", "2", "512", "2"] in lines
-    assert ["p2", "ran", "out", ENGINE, "30", "1", "0", "1"] in lines
+    assert ["p1", "4.2", "s", ENGINE, "chat", "40", "2", "512", "2"] in lines
+    assert ["p2", "ran", "out", ENGINE, "bulk", "30", "1", "0", "1"] in lines
     assert ["p3", "5.0", "s"] in lines
-    assert ["p0", ENGINE, "5", "1", "0", "1", "1.5", "s"] in lines
+    assert ["p0", ENGINE, "chat", "5", "1", "0", "1", "1.5", "s"] in lines
     assert ["2", "in", "the", "queue,", "1", "of", "them", "parked"] in lines
-    assert ["r9", "p1", "17", "1.5", "s", "8"] in lines
+    assert ["r9", "bulk", "batch", "p1", "17", "1.5", "s", "8"] in lines
 
 
 def test_an_empty_ledger_is_no_trouble() -> None:
     empty = Report("p", LedgerView(mode="redis"), Inspection("e", {}, (), (), (), 0))
     assert ["0", "in", "the", "queue,", "0", "of", "them", "parked"] in printed(empty)
-    assert not empty.expired()
 
 
 def test_the_same_as_json() -> None:
@@ -82,14 +83,10 @@ def test_the_same_as_json() -> None:
     first = told["processes"][0]
     assert (first["process"], first["lease_left_s"], first["holds"][0]["unseen_grants"]) == ("p1", 4.2, 1)
     assert told["orphans"] == [
-        {"process": "p0", "engine_id": ENGINE, "blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
-        | {"age_s": 1.5}
+        {"process": "p0", "engine_id": ENGINE, "tenant": "chat", "age_s": 1.5}
+        | {"blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
     ]
     assert told["head"][0]["request"] == "r9"
-
-
-def test_who_is_to_be_taken_for_gone() -> None:
-    assert REPORT.expired() == {"p2": [f"30 blocks of {ENGINE} for 1 requests"]}
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "reap"])

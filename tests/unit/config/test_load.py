@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvgate.config import Settings, load, policy_path, redacted, warnings_of
+from kvgate.config import PoolSpec, Settings, load, policy_path, redacted, warnings_of
+from kvgate.config.effects import POOL_KEYS
 from kvgate.config.options import OPTIONS, Option
+from kvgate.config.policy import Pool
+from kvgate.config.sources import ledger_place
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,6 +130,9 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "prompt_tokens": ("backend", "backend"),
     "log_level": ("DEBUG", "debug"),
     "log_format": ("text", "text"),
+    "request_log": ("/tmp/r.jsonl", "/tmp/r.jsonl"),
+    "request_log_bytes_max": ("2M", 2_000_000),
+    "request_log_files_max": ("7", 7),
     "backend_api_key": ("k", "k"),
     "admin_token": ("t", "t"),
     "pool": ("p", "p"),
@@ -154,7 +160,7 @@ def test_every_variable_reaches_its_setting(option: Option) -> None:
 
 def test_every_setting_can_be_set() -> None:
     targets = {option.target for option in OPTIONS}
-    names = set(Settings.model_fields) - {"tenant", "timeouts"}
+    names = set(Settings.model_fields) - {"tenant", "timeouts", "aliases", "pools", "book"}
     assert {
         f"timeouts.{name}" for name in Settings.model_fields["timeouts"].default.__class__.model_fields
     } <= targets
@@ -198,7 +204,8 @@ def test_doubtful_settings_are_said() -> None:
     said = warnings_of(long_wait, {"KVGATE_QUEUE_DEPHT", "KVGATE_SOAK", "HOME", "KVGATE_PORT"})
     assert len(said) == 4
     assert "longer than the 600 s" in said[0]
-    assert "KVGATE_ADMIN_TOKEN" in said[1]
+    assert "holds that many bodies in memory" in said[1]
+    assert "KVGATE_ADMIN_TOKEN" in said[2]
     assert "did you mean KVGATE_QUEUE_DEPTH?" in said[3]
 
 
@@ -207,3 +214,52 @@ def test_a_local_tokenizer_must_be_there(tmp_path: Path) -> None:
     assert "allowed: a directory with a tokenizer.json" in refused(None, prompt_tokens=f"local:{tmp_path}")
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load(None, {}, cli).prompt_tokens == f"local:{tmp_path}"
+
+
+TWO_POOLS = (
+    "version: 1\npools: {a: {backends: [http://a]}, b: {backends: [http://b]}}\nledger: {url: 'redis://r'}\n"
+)
+
+
+def test_the_ledger_of_one_of_several_pools_is_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(TWO_POOLS)
+    assert ledger_place(file, {}, {"pool": "b"}) == ("redis://r", "b")
+    assert ledger_place(file, {"KVGATE_POOL": "a"}, {"ledger": "redis://x"}) == ("redis://x", "a")
+    with pytest.raises(ConfigError, match=r"has several pools; choose one with --pool: a, b$"):
+        ledger_place(file, {}, {})
+    with pytest.raises(ConfigError, match=r"^--pool: 'c' is not allowed; allowed: a pool of "):
+        ledger_place(file, {}, {"pool": "c"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "identity: {from: header, name: x-tenant, trusted_proxies: ['0.0.0.0/0']}",
+            "identity.trusted_proxies trusts every peer",
+        ),
+        ("identity: {from: jwt, claim: sub, jwks_file: k}", "identity has neither issuer nor audience"),
+        (
+            "defaults: {limit: 5k tokens}\nunknown_tenant: t",
+            "FILE: defaults.limit: the limit of t in pool m is 5000",
+        ),
+        (
+            "defaults: {queue: {wait: 11m}}\nunknown_tenant: t",
+            "FILE: defaults.queue.wait: the queue wait of 660 s",
+        ),
+    ],
+)
+def test_doubts_about_tenants_are_said_once(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "p.yaml"
+    pool = "version: 1\npools: {m: {backends: [http://a], max_model_len: 8k}}\n"
+    file.write_text(f"{pool}tenants: {{t: {{}}}}\n{text}\n")
+    [doubt] = warnings_of(load(file, {}, {}))
+    assert doubt.startswith(said.replace("FILE", str(file)))
+
+
+def test_all_that_differs_between_pools_can_be_written_for_one() -> None:
+    assert {*POOL_KEYS, "name", "backend_api_key"} == set(PoolSpec.model_fields)
+    assert set(POOL_KEYS.values()) | {"api_key"} == set(Pool.model_fields)
+    for name in set(PoolSpec.model_fields) - {"name", "backends"}:
+        assert PoolSpec.model_fields[name].default == Settings.model_fields[name].default, name

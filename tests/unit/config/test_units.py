@@ -38,6 +38,20 @@ def test_what_is_no_count_is_refused(value: object) -> None:
         units.count(value)
 
 
+@pytest.mark.parametrize("value", [10**12 + 1, 10**400, "1000001M", "1" * 400, "1" * 400 + "k"])
+def test_a_count_that_no_ledger_could_count_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="at most 1000000M"):
+        units.count(value)
+    assert units.count("1000000M") == 10**12
+
+
+@pytest.mark.parametrize("value", ["300000h", "9" * 400 + "h"])
+def test_a_duration_without_an_end_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="at most 30 years"):
+        units.duration_s(value)
+    assert units.duration_s("87600h") == 315_360_000
+
+
 @pytest.mark.parametrize(
     ("value", "part"), [("0%", 0.0), ("2%", 0.02), ("99.5%", 0.995), (0.02, 0.02), ("0.02", 0.02), (0, 0.0)]
 )

@@ -13,7 +13,7 @@ import httpx
 
 from kvgate.config.settings import Settings
 from kvgate.engines.pool import EnginePool
-from kvgate.ledger.base import Ask, Grant
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
 from kvgate_policies.types import EngineUse, KVCost
 from support.upstream import EngineFace
@@ -109,7 +109,7 @@ class World:
         cost = KVCost(blocks, 1, prefill_tokens)
         costs = dict.fromkeys(self.pool.shapes(), cost)
         ticket = await self.ledger.reserve(Ask(name, "t", costs, queue_depth_max=100))
-        if isinstance(ticket, str):
+        if isinstance(ticket, Refusal | RateSpent):
             return None
         try:
             async with asyncio.timeout(0.001):

@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate_policies.overload import GrantRate, queue_full, retry_after_s
-
-
-@pytest.mark.parametrize(
-    ("depth", "depth_max", "full"), [(0, 1, False), (1, 1, True), (2, 1, True), (0, 0, True)]
-)
-def test_queue_is_full_at_its_depth(depth: int, depth_max: int, full: bool) -> None:
-    assert queue_full(depth, depth_max) is full
+from kvgate_policies.overload import GrantRate, retry_after_s
 
 
 def test_retry_after_is_the_queue_over_the_rate() -> None:

@@ -153,6 +153,26 @@ def test_default_leaves_room_for_the_least_the_client_wants() -> None:
     assert budget(Endpoint.CHAT, None, default=256, min_tokens=300, cap=100) == OutputBudget(100, 100)
 
 
+@pytest.mark.parametrize(
+    ("asked", "exact", "charged"),
+    [
+        (None, True, L - 100),
+        (None, False, L),
+        (300, True, 300),
+        (L - 100, True, L - 100),
+        (L, False, L),
+        (L + 1, True, L - 100),
+    ],
+)
+def test_without_rewriting_nothing_is_written_and_what_may_come_is_charged(
+    asked: int | None, exact: bool, charged: int
+) -> None:
+    policy = TenantPolicy(max_tokens_default=50, max_tokens_cap=200, rewrite_max_tokens=False)
+    for endpoint in OPEN:
+        counted = TokenCount((100,), exact)
+        assert output_budget(endpoint, asked, counted, L, policy) == OutputBudget(charged, None)
+
+
 def test_request_without_prompts_is_no_crash() -> None:
     assert budget(Endpoint.CHAT, None, ()) == OutputBudget(2048, 2048)
 

@@ -32,6 +32,9 @@ VLLM = {
     "vllm:inter_token_latency_seconds": ("histogram", ENGINE),
     "vllm:e2e_request_latency_seconds": ("histogram", ENGINE),
     "vllm:request_queue_time_seconds": ("histogram", ENGINE),
+    "vllm:request_prompt_tokens": ("histogram", ENGINE),
+    "vllm:request_generation_tokens": ("histogram", ENGINE),
+    "vllm:request_params_max_tokens": ("histogram", ENGINE),
     "process_start_time_seconds": ("gauge", set()),
 }
 

@@ -14,9 +14,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvgate.telemetry import RequestRecord, Telemetry
 from kvgate.telemetry.catalogue import METRICS, Metric
+from kvgate.telemetry.fairness import FairnessWindow, jain
 from kvgate.telemetry.labels import OTHER
 from kvgate.telemetry.metrics import TENANTS_MAX
-from kvgate_policies.types import Endpoint, EngineLimits, EngineShape, EngineUse, KVCost, LedgerView, Outcome
+from kvgate_policies.types import (
+    Endpoint,
+    EngineLimits,
+    EngineShape,
+    EngineUse,
+    KVCost,
+    LedgerView,
+    Outcome,
+    TenantRules,
+    TenantUse,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -43,7 +54,14 @@ class Status:
 
 def a_view(*, reserved: int = 40, queued: int = 2) -> LedgerView:
     use = EngineUse(LIMITS, KVCost(reserved, 3, 512), reservations=3)
-    return LedgerView((use,), queued, 1.5, totals={"bypasses": 4, "pins": 1})
+    return LedgerView((use,), queued, 1.5, totals={"bypasses": 4, "pins": 1}, tenants=(a_tenant("t"),))
+
+
+def a_tenant(name: str, *, queued: int = 2, service: float = 900.0, weight: float = 4.0) -> TenantUse:
+    rules = TenantRules(weight=weight)
+    return TenantUse(
+        name, rules, 40, 30, 60, reservations=3, queued=queued, oldest_wait_s=1.5, service=service
+    )
 
 
 def a_record(**changes: object) -> RequestRecord:
@@ -72,10 +90,12 @@ def busy_telemetry() -> Telemetry:
     telemetry.granted("t", 0.2)
     telemetry.rewritten("t")
     telemetry.requeued("busy")
+    telemetry.rate_refused("t", "tokens_per_minute")
+    telemetry.observed("t", "queued")
     telemetry.observe_gaps([0.01, 0.02, 0.7])
     telemetry.ledger.called("reserve", 0.003, ok=True)
     telemetry.ledger.called("reserve", 0.25, ok=False)
-    for event in ("epoch_changed", "lease_lost", "mode_local", "stray_grant"):
+    for event in ("epoch_changed", "lease_lost", "mode_local", "alone_local", "stray_grant"):
         telemetry.ledger.happened(event)
     times = {"queue_s": 0.2, "engine_ttft_s": 0.3, "ttft_s": 0.5, "total_s": 2.0}
     tokens = {"prompt_tokens_counted": 110, "prompt_tokens_real": 100, "completion_tokens": 50}
@@ -182,6 +202,7 @@ class TestSharedLedger:
         assert value(telemetry, "kvgate_ledger_epoch_changes_total") == 1
         assert value(telemetry, "kvgate_ledger_leases_lost_total") == 1
         assert value(telemetry, "kvgate_ledger_mode_switches_total", mode="local") == 1
+        assert value(telemetry, "kvgate_ledger_grants_alone_total", mode="local") == 1
         assert value(telemetry, "kvgate_ledger_repairs_total", cause="stray_grant") == 1
 
     def test_what_has_not_happened_is_a_zero(self) -> None:
@@ -223,6 +244,53 @@ class TestBounds:
         assert len([line for line in page.splitlines() if line.startswith("kvgate_")]) < 500
         assert "model-" not in page
         assert "id-" not in page
+
+
+class TestTenants:
+    def test_each_is_shown_as_the_ledger_has_it(self) -> None:
+        telemetry = busy_telemetry()
+        shown = {
+            "queue_depth": 2, "queue_oldest_wait_seconds": 1.5, "reserved_blocks": 40, "guarantee_blocks": 30,
+            "limit_blocks": 60, "weight": 4, "service_tokens": 900,
+        }  # fmt: skip
+        for name, number in shown.items():
+            assert value(telemetry, f"kvgate_tenant_{name}", tenant="t") == number, name
+        assert value(telemetry, "kvgate_rate_refusals_total", tenant="t", budget="tokens_per_minute") == 1
+        assert value(telemetry, "kvgate_observed_total", tenant="t", would="queued") == 1
+
+    def test_those_beyond_the_cap_share_a_row_where_a_sum_means_something(self) -> None:
+        telemetry = Telemetry("p", tenants_max=2)
+        telemetry.watch(lambda: LedgerView(tenants=tuple(a_tenant(f"t{n}") for n in range(5))), list)
+        samples = families(telemetry)["kvgate_tenant_queue_depth"].samples
+        assert {s.labels["tenant"]: s.value for s in samples} == {"t0": 2, "t1": 2, OTHER: 6}
+        assert value(telemetry, "kvgate_tenant_queue_oldest_wait_seconds", tenant=OTHER) == 1.5
+        assert value(telemetry, "kvgate_tenant_weight", tenant=OTHER) is None
+
+    def test_the_index_is_over_what_those_who_waited_got_meanwhile(self) -> None:
+        window = FairnessWindow(60.0)
+        served = {"even": 1000.0, "odd": 0.0}
+        assert window.index(0.0, [a_tenant(n, service=s, weight=1) for n, s in served.items()]) == 1.0
+        served = {"even": 1300.0, "odd": 300.0}
+        assert window.index(10.0, [a_tenant(n, service=s, weight=1) for n, s in served.items()]) == 1.0
+        served = {"even": 1900.0, "odd": 300.0}
+        index = window.index(20.0, [a_tenant(n, service=s, weight=1) for n, s in served.items()])
+        assert index == pytest.approx(jain([900.0, 300.0]))
+        late = a_tenant("late", service=1e6, weight=1)
+        assert window.index(30.0, [late]) == 1.0  # did not wait before
+        rest = [a_tenant(n, service=s, weight=1) for n, s in {"even": 2000.0, "odd": 1300.0}.items()]
+        assert window.index(80.0, rest) == pytest.approx(jain([100.0, 1000.0]))  # the window has moved on
+
+    def test_weights_are_taken_out(self) -> None:
+        window, index = FairnessWindow(), 0.0
+        for now_s, chat, batch in ((0.0, 0.0, 0.0), (5.0, 400.0, 100.0)):
+            index = window.index(
+                now_s, [a_tenant("chat", service=chat, weight=4), a_tenant("batch", service=batch, weight=1)]
+            )
+        assert index == 1.0
+
+    def test_the_index_is_one_over_n_when_one_has_everything(self) -> None:
+        assert jain([5.0, 0.0, 0.0, 0.0]) == 0.25
+        assert jain([]) == jain([0.0, 0.0]) == jain([-3.0]) == 1.0
 
 
 class TestScrape:

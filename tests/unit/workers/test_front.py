@@ -142,6 +142,21 @@ async def test_what_changes_something_goes_to_all_and_is_kept_for_the_next(group
     assert group.drained.read() == frozenset()
 
 
+async def test_a_change_of_a_tenant_goes_to_one_worker_which_tells_the_ledger(group: Group) -> None:
+    forged = {"x-kvgate-asked-by": "someone else"}
+    answer = await group.http.patch("/admin/tenants/chat", json={"weight": 6}, headers=forged)
+    assert answer.status_code == 200
+    await group.http.delete("/admin/tenants/chat?pool=p")
+    assert [seen.method for seen in group.first.seen] == ["PATCH", "DELETE"]
+    assert group.first.seen[0].content == b'{"weight":6}'
+    assert group.first.seen[1].url.query == b"pool=p"
+    assert group.first.seen[0].headers["x-kvgate-asked-by"] == "127.0.0.1"
+    assert group.second.seen == []
+    group.first.down = True
+    await group.http.patch("/admin/tenants/chat", json={"weight": 6})
+    assert [seen.method for seen in group.second.seen] == ["PATCH"]
+
+
 async def test_what_one_refuses_or_does_not_hear_is_not_done(group: Group) -> None:
     body = {"engine_id": "http://a:1"}
     group.second.status = 401

@@ -1,0 +1,139 @@
+"""Tenants and queues as the admin port shows them. Pure: from the book, the changes and the ledgers' views."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from kvgate.admin.models import (
+    ChangeView,
+    PoolQueueView,
+    TenantDetail,
+    TenantInPoolView,
+    TenantUseView,
+    TenantView,
+    ValueView,
+    WaitingView,
+)
+from kvgate.config.overrides import CALLED
+from kvgate_policies.types import LedgerView, TenantPolicy, TenantRules, TenantUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from kvgate.config.standing import Standing
+    from kvgate.config.tenants import TenantBook
+
+Uses = dict[str, dict[str, TenantUse]]
+"""What each tenant uses, by pool and name."""
+SHOWN = (*(one.name for one in fields(TenantPolicy) if one.name not in {"name", "rules"}),)
+SHOWN_RULES = tuple(one.name for one in fields(TenantRules))
+
+
+def page(names: Sequence[str], after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """`limit` of the names behind `after`, sorted, and the last of them if there are more."""
+    behind = sorted(name for name in names if after is None or name > after)
+    shown = behind[:limit]
+    return shown, shown[-1] if len(behind) > limit else None
+
+
+def uses_of(views: Mapping[str, LedgerView]) -> Uses:
+    return {pool: {use.name: use for use in view.tenants} for pool, view in views.items()}
+
+
+def tenant_view(name: str, book: TenantBook, changes: Iterable[Standing], uses: Uses) -> TenantView:
+    return TenantView(
+        name=name,
+        pools=[_use(book.policy(name, pool), pool, used) for pool, used in uses.items()],
+        changes=changes_of(name, changes),
+    )
+
+
+def tenant_detail(name: str, book: TenantBook, changes: Iterable[Standing], uses: Uses) -> TenantDetail:
+    pools = [
+        TenantInPoolView(
+            pool=pool, policy=values(name, pool, book), use=_use(book.policy(name, pool), pool, used)
+        )
+        for pool, used in uses.items()
+    ]
+    return TenantDetail(name=name, pools=pools, changes=changes_of(name, changes))
+
+
+def values(name: str, pool: str, book: TenantBook) -> dict[str, ValueView]:
+    """Every value that holds for a tenant in a pool, and where it was written."""
+    policy, origins = book.policy(name, pool), book.origins(name, pool)
+    plain = {one: getattr(policy, one) for one in SHOWN} | {
+        one: getattr(policy.rules, one) for one in SHOWN_RULES
+    }
+    return {
+        CALLED.get(one, one): ValueView(value=value, origin=origins.get(one, "default"))
+        for one, value in plain.items()
+    }
+
+
+def changes_of(name: str, changes: Iterable[Standing]) -> list[ChangeView]:
+    return [
+        ChangeView(
+            pool=one.pool,
+            fields={CALLED.get(name, name): value for name, value in one.override.changes.items()},
+            until=one.override.until,
+            left_s=round(one.left_s, 3),
+        )
+        for one in changes
+        if one.tenant == name
+    ]
+
+
+def queue_view(pool: str, view: LedgerView) -> PoolQueueView:
+    waiting = sorted((use for use in view.tenants if use.queued), key=lambda use: -use.oldest_wait_s)
+    kept_free = [use.limits.engine_id for use in view.engines if use.pinned_by is not None]
+    return PoolQueueView(
+        pool=pool,
+        queued=view.queued,
+        oldest_wait_s=view.oldest_wait_s,
+        blocks=sum(use.limits.blocks for use in view.engines if use.limits.accepting),
+        reserved_blocks=sum(use.reserved.blocks for use in view.engines if use.limits.accepting),
+        engines_accepting=sum(use.limits.accepting for use in view.engines),
+        engines=len(view.engines),
+        kept_free=kept_free,
+        tenants=[_waiting(use, view) for use in waiting],
+    )
+
+
+def _waiting(use: TenantUse, view: LedgerView) -> WaitingView:
+    return WaitingView(
+        tenant=use.name,
+        queued=use.queued,
+        oldest_wait_s=use.oldest_wait_s,
+        waits_for="an engine" if not _accepting(view) else "its own limit" if _at_limit(use) else "room",
+    )
+
+
+def _accepting(view: LedgerView) -> bool:
+    return any(use.limits.accepting for use in view.engines)
+
+
+def _at_limit(use: TenantUse) -> bool:
+    """Nothing more of any size would be granted: the sums do not say how large the next one is."""
+    bound = use.blocks_limit if use.rules.borrow else min(use.blocks_limit, use.blocks_guaranteed)
+    return use.blocks >= bound
+
+
+def _use(policy: TenantPolicy, pool: str, used: Mapping[str, TenantUse]) -> TenantUseView:
+    use = used.get(policy.name) or TenantUse(policy.name, policy.rules)
+    return TenantUseView(
+        pool=pool,
+        priority=policy.priority.value,
+        weight=policy.rules.weight,
+        guarantee=policy.rules.guarantee,
+        limit=policy.rules.limit,
+        limit_tokens=policy.rules.limit_tokens,
+        mode=policy.mode,
+        blocks=use.blocks,
+        blocks_guaranteed=use.blocks_guaranteed,
+        blocks_limit=use.blocks_limit,
+        reservations=use.reservations,
+        queued=use.queued,
+        oldest_wait_s=use.oldest_wait_s,
+        service=use.service,
+    )

@@ -1,0 +1,51 @@
+"""`kvgate queue`: who waits, how long, and for what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgate.cli.admin_port import (
+    Admin,
+    AdminPort,
+    AsJson,
+    InPool,
+    TokenFile,
+    print_json,
+    seconds,
+    show,
+    table,
+)
+
+
+def queue(
+    pool: InPool = None, admin: Admin = None, token_file: TokenFile = None, as_json: AsJson = False
+) -> int:
+    """Who waits at a running kvgate, how long, and for what."""
+    told = AdminPort(admin, token_file).get("/admin/queue", pool=pool)
+    if as_json:
+        print_json(told)
+        return 0
+    rows = table(
+        "pool", "tenant", "waiting", "longest wait", "waits for", right=frozenset({"waiting", "longest wait"})
+    )
+    for one in told["pools"]:
+        for waiting in one["tenants"]:
+            count, wait = f"{waiting['queued']:,}", seconds(waiting["oldest_wait_s"])
+            rows.add_row(one["pool"], waiting["tenant"], count, wait, waiting["waits_for"])
+    show(rows if rows.row_count else "Nobody waits.")
+    for one in told["pools"]:
+        if one["queued"]:
+            show(f"{one['pool']}: {_room(one)}")
+        for engine_id in one["kept_free"]:
+            show(
+                f"{engine_id} in {one['pool']} is kept free for a request that others have passed often enough."
+            )
+    return 0
+
+
+def _room(pool: dict[str, Any]) -> str:
+    """Of one pool, in words."""
+    if not pool["engines_accepting"]:
+        return "no engine takes work; see `kvgate engines`."
+    reserved = f"{pool['reserved_blocks']:,} of {pool['blocks']:,} KV blocks are reserved"
+    return f"{reserved}, {pool['engines_accepting']:,} of {pool['engines']:,} engines take work."

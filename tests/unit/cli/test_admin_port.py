@@ -1,0 +1,132 @@
+"""What the commands over the admin port say when the answer is no, or is none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kvgate.cli.admin_port import AdminPort, seconds, share
+from kvgate.errors import ConfigError
+
+
+class Answers(ThreadingHTTPServer):
+    """Answers everything the same way, and remembers what it was asked."""
+
+    daemon_threads = True
+    status = 200
+    text = "{}"
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str, str | None, str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Answers
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
+        self.server.asked.append((self.command, self.path, self.headers.get("authorization"), body))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.text.encode())
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815  as http.server calls them
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Answers]:
+    with Answers() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVGATE_ADMIN", "KVGATE_ADMIN_TOKEN", "KVGATE_ADMIN_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_every_method_with_query_body_and_token(server: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_ADMIN", server.url + "/")
+    monkeypatch.setenv("KVGATE_ADMIN_TOKEN", "hush")
+    server.text = '{"a": 1}'
+    port = AdminPort(None, None)
+    assert port.get("/x", pool="p q", after=None) == {"a": 1}
+    port.patch("/x", {"weight": "6"})
+    port.post("/x", {})
+    port.delete("/x", pool=None)
+    assert server.asked == [
+        ("GET", "/x?pool=p+q", "Bearer hush", ""),
+        ("PATCH", "/x", "Bearer hush", '{"weight":"6"}'),
+        ("POST", "/x", "Bearer hush", "{}"),
+        ("DELETE", "/x", "Bearer hush", ""),
+    ]
+
+
+def test_a_token_from_a_file_comes_before_the_environment(
+    server: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    monkeypatch.setenv("KVGATE_ADMIN_TOKEN", "from-environment")
+    AdminPort(server.url, file).get("/x")
+    monkeypatch.setenv("KVGATE_ADMIN_TOKEN_FILE", str(file))
+    AdminPort(server.url, None).get("/x")
+    assert [asked[2] for asked in server.asked] == ["Bearer from-file"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [
+        (401, json.dumps({"detail": "no"}), "the admin token is missing"),
+        (422, json.dumps({"detail": "weight: not that"}), "weight: not that"),
+        (404, json.dumps({"error": "Not Found"}), "is no admin port of kvgate"),
+        (404, "<html>", "is no admin port of kvgate"),
+        (200, "[]", "is no admin port of kvgate"),
+        (200, "", "is no admin port of kvgate"),
+    ],
+)
+def test_what_is_no_good_answer(server: Answers, status: int, text: str, said: str) -> None:
+    server.status, server.text = status, text
+    with pytest.raises(ConfigError, match=said):
+        AdminPort(server.url, None).get("/x")
+
+
+def test_nobody_there_a_bad_url_and_a_bad_token_file(tmp_path: Path) -> None:
+    with Answers() as gone:
+        url = gone.url
+    with pytest.raises(ConfigError, match="no kvgate answers at"):
+        AdminPort(url, None).get("/x")
+    with pytest.raises(ConfigError, match="--admin: 'gpu-a:9091' is not allowed"):
+        AdminPort("gpu-a:9091", None)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        AdminPort(url, tmp_path / "missing")
+    (tmp_path / "bad").write_bytes(b"two\nlines")
+    with pytest.raises(ConfigError, match="is no token"):
+        AdminPort(url, tmp_path / "bad")
+
+
+def test_numbers_for_people() -> None:
+    assert [seconds(s) for s in (0.25, 119.9, 120, 7199, 7200)] == [
+        "0.2 s",
+        "119.9 s",
+        "2 min",
+        "120 min",
+        "2 h",
+    ]
+    assert [share(s) for s in (0, 0.3, 1, 0.125)] == ["0%", "30%", "100%", "12.5%"]
