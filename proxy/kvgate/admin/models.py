@@ -173,6 +173,8 @@ class PoolQueueView(BaseModel):
     oldest_wait_s: float
     blocks: int = Field(description="Of the engines that accept work.")
     reserved_blocks: int = Field(description="Of these.")
+    seqs: int = Field(description="Sequence slots of the engines that accept work.")
+    reserved_seqs: int = Field(description="Of these.")
     engines_accepting: int
     engines: int
     kept_free: list[str] = Field(

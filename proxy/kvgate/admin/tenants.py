@@ -87,13 +87,16 @@ def changes_of(name: str, changes: Iterable[Standing]) -> list[ChangeView]:
 def queue_view(pool: str, view: LedgerView) -> PoolQueueView:
     waiting = sorted((use for use in view.tenants if use.queued), key=lambda use: -use.oldest_wait_s)
     kept_free = [use.limits.engine_id for use in view.engines if use.pinned_by is not None]
+    accepting = [use for use in view.engines if use.limits.accepting]
     return PoolQueueView(
         pool=pool,
         queued=view.queued,
         oldest_wait_s=view.oldest_wait_s,
-        blocks=sum(use.limits.blocks for use in view.engines if use.limits.accepting),
-        reserved_blocks=sum(use.reserved.blocks for use in view.engines if use.limits.accepting),
-        engines_accepting=sum(use.limits.accepting for use in view.engines),
+        blocks=sum(use.limits.blocks for use in accepting),
+        reserved_blocks=sum(use.reserved.blocks for use in accepting),
+        seqs=sum(use.limits.seqs for use in accepting),
+        reserved_seqs=sum(use.reserved.seqs for use in accepting),
+        engines_accepting=len(accepting),
         engines=len(view.engines),
         kept_free=kept_free,
         tenants=[_waiting(use, view) for use in waiting],

@@ -63,7 +63,11 @@ class Calls:
             answer = Answer(Reason.BAD_REQUEST, request.message, param=request.param)
             return Ended(Outcome.REJECTED_BAD_REQUEST, answer)
         record.model, record.stream = request.model, request.stream
-        record.prompts, record.n, record.max_tokens_asked = len(request.prompts), request.n, request.max_tokens
+        record.prompts, record.n, record.max_tokens_asked = (
+            len(request.prompts),
+            request.n,
+            request.max_tokens,
+        )
         line = self._pools.of_model(request.model)
         if line is None:
             return Ended(Outcome.REJECTED_UNKNOWN_MODEL, said.unknown_model(request.model))

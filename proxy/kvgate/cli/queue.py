@@ -47,5 +47,8 @@ def _room(pool: dict[str, Any]) -> str:
     """Of one pool, in words."""
     if not pool["engines_accepting"]:
         return "no engine takes work; see `kvgate engines`."
-    reserved = f"{pool['reserved_blocks']:,} of {pool['blocks']:,} KV blocks are reserved"
-    return f"{reserved}, {pool['engines_accepting']:,} of {pool['engines']:,} engines take work."
+    return (
+        f"{pool['reserved_blocks']:,} of {pool['blocks']:,} KV blocks and {pool['reserved_seqs']:,} of "
+        f"{pool['seqs']:,} sequence slots are reserved, {pool['engines_accepting']:,} of {pool['engines']:,} engines "
+        "take work."
+    )

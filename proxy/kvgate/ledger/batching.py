@@ -126,7 +126,9 @@ class _Together:
 async def stop(*tasks: asyncio.Task[Any]) -> None:
     """Cancel, and wait until all have ended.
 
-    A cancellation that reaches redis-py while it opens a connection can get lost there, so it is repeated.
+    A cancellation that reaches redis-py while it opens a connection or sends can get lost there (Python 3.11's
+    `asyncio.wait_for`), so it is repeated. The bounds of time hold all the same: its own `socket_timeout` ends
+    what `asyncio.timeout` could not.
     """
     running = {task for task in tasks if not task.done()}
     while running:

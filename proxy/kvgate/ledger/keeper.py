@@ -51,10 +51,11 @@ log = logging.getLogger(__name__)
 
 
 def reassert_s(heartbeat_s: float) -> float:
-    """Until all have said what they hold, when Redis began anew or was out of reach: so long nothing is granted.
+    """Until all have said what they hold, when Redis began anew or was out of reach: so long at least nothing is
+    granted.
 
     The try that was under way when it came back ends within the bound of a call, and the next begins within a
-    heartbeat.
+    heartbeat. Whoever is later than that, on a busy machine, is waited for by number (`await_all` in `gone.lua`).
     """
     return heartbeat_s + CALL_S_MAX
 
@@ -207,7 +208,12 @@ class Keeper:
     async def _send(self) -> None:
         claim = self._host.claim()
         reply = await self._scripts.beat(
-            self._pid, ack=claim.ack, rel=claim.rel, sums=claim.sums, closed=claim.closed
+            self._pid,
+            ack=claim.ack,
+            rel=claim.rel,
+            sums=claim.sums,
+            closed=claim.closed,
+            known=self.live or 0,
         )
         if reply.epoch != self.epoch:
             if self.epoch is not None:
@@ -221,7 +227,8 @@ class Keeper:
         elif reply.lease_new:
             self._host.happened("lease_lost")
             self.doubt()
-        self.live = reply.live
+        # In a grace the others are on their way back: Redis may go again before they are.
+        self.live = max(self.live or 0, reply.live) if reply.grace else reply.live
         self._want_pump(reply)
         await self._host.beaten(reply, up=self.up)
 

@@ -79,8 +79,8 @@ class RedisLedger:
     """A `Ledger` shared over Redis. Belongs to one event loop; lives inside `async with ledger.running()`.
 
     `url` as in `connect`; `bypass_max`, `scan_depth` and `grants_per_call_max` as in `MemoryLedger` and the
-    same in all processes of a pool. `grace_s` is how long nothing is granted after Redis began anew or was out of
-    reach for all; left out, as long as it takes all to say what they hold. Raises ConfigError for a URL or a
+    same in all processes of a pool. `grace_s` is how long at least nothing is granted after Redis began anew or was
+    out of reach for all; left out, as long as it takes all to say what they hold. Raises ConfigError for a URL or a
     pool's name that can't be used.
     """
 

@@ -108,10 +108,11 @@ class LedgerScripts:
     """The verbs. Not bound to an event loop; any number of calls may be under way.
 
     `bypass_max`, `scan_depth` and `grants_max` are the bounds of the grant loop, as in `MemoryLedger`.
-    `grace_ms` is how long nothing is granted in a new epoch, and after nobody was heard for as long: until all could
-    say what they hold (`keeper.reassert_s`). `orphan_hold_ms` is the longest that the sums of a process that is gone
-    are counted; `settle_gap_ms` is the least time between two readings of an engine's gauge that are taken as two:
-    half the usual second between scrapes, since each process reads for itself.
+    `grace_ms` is how long at least nothing is granted in a new epoch, and after nobody was heard for as long: until
+    all could say what they hold (`keeper.reassert_s`); `lease_ms` at most, while some that were known are missing.
+    `orphan_hold_ms` is the longest that the sums of a process that is gone are counted; `settle_gap_ms` is the
+    least time between two readings of an engine's gauge that are taken as two: half the usual second between
+    scrapes, since each process reads for itself.
 
     All raise `LeaseLost` where they say so, ValueError for what must not be sent, LedgerCorrupt when the server
     refused a change that would take a sum below zero (the next beat puts it right), and the client's own
@@ -162,16 +163,19 @@ class LedgerScripts:
         rel: int,
         sums: Mapping[tuple[str, str], Sums],
         closed: Collection[str],
+        known: int = 0,
     ) -> BeatReply:
         """Take or renew the lease, and say what the process holds and which engines it does not use now.
+
+        `known` is how many processes it last knew of: a grace waits for as many, for a lease at most.
 
         Sums are by engine and tenant, and absolute: what is not named has none. A beat that is older than what the
         server knows of the process (by `ack` or `rel`) renews the lease and sets `closed`, no more.
         """
-        words: list[str | int] = [ack, rel, *_counted(closed)]
+        words: list[str | int] = [ack, rel, known, *_counted(closed)]
         for (engine_id, tenant), held in sums.items():
             words += [_name(engine_id), _name(tenant), *_parts(held.cost), held.reservations]
-        _check_numbers(ack, rel, *(held.reservations for held in sums.values()))
+        _check_numbers(ack, rel, known, *(held.reservations for held in sums.values()))
         reply, rest = await self._ask("beat", pid, *words)
         return BeatReply(
             reply.epoch,

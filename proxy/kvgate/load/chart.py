@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 42
+VALUE_MIN = 1e-12
+"""Below it a value is 0: the logarithms and steps of denormal numbers are no numbers."""
 POINTS_MAX = 600
 """Of one line: about one for each pixel."""
 COLOURS = 6
@@ -61,7 +63,13 @@ def legend(lines: Sequence[Line]) -> str:
 
 
 def _drawable(points: Sequence[tuple[float, float]], *, log_x: bool) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and (x > 0 or not log_x)]
+    """What has a place in the picture. Nothing that is drawn is that small: it is taken for 0."""
+    plain = [(_plain(x), _plain(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in plain if x > 0 or not log_x]
+
+
+def _plain(value: float) -> float:
+    return 0.0 if abs(value) < VALUE_MIN else value
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

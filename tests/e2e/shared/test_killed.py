@@ -21,6 +21,7 @@ from e2e.shared.rig import (
     unfinished,
 )
 from e2e.shared.truth import truth, verified_by_command
+from kvgate.ledger.batching import stop
 from kvgate.load import StreamEnd, StreamRecord
 from support.redis_server import RedisServer
 from support.replicas import Fleet, PoolSizes
@@ -64,7 +65,7 @@ async def test_what_a_killed_replica_held_comes_back(tmp_path, measured):
                     killed.append((dying.url, down_s, time.monotonic()))
                 await saturated(fleet)
             zero_s = await at_zero(fleet)
-            watching.cancel()
+            await stop(watching)
             verdict = await verified_by_command(server.url)
             zero_in_redis = await ledger.is_zero()
     records = records_of(made)

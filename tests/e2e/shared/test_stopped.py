@@ -20,6 +20,7 @@ from e2e.shared.rig import (
     unfinished,
 )
 from e2e.shared.truth import truth, verified_by_command
+from kvgate.ledger.batching import stop
 from support.redis_server import RedisServer
 from support.replicas import Fleet, PoolSizes
 
@@ -53,7 +54,7 @@ async def test_a_process_that_wakes_up_after_its_lease(tmp_path, measured):
                     sleeper.resume()
                     await asyncio.sleep(LEASE_S)
             zero_s = await at_zero(fleet)
-            watching.cancel()
+            await stop(watching)
             verdict = await verified_by_command(server.url)
             zero_in_redis = await ledger.is_zero()
     records = records_of(made)

@@ -54,6 +54,8 @@ class Process:
     rel: int = 0
     seen: int = 0
     """Entries of the stream that were read."""
+    known: int = 0
+    """Processes it knew of when it was last answered, as it says in a beat."""
 
     def __repr__(self) -> str:
         return f"<Process {self.pid}: {len(self.waiting)} waiting, {len(self.held)} held>"
@@ -69,7 +71,12 @@ class Process:
 
     async def beat(self) -> BeatReply:
         return await self.scripts.beat(
-            self.pid, ack=self.ack, rel=self.rel, sums=self.sums(), closed=self.closed
+            self.pid,
+            ack=self.ack,
+            rel=self.rel,
+            sums=self.sums(),
+            closed=self.closed,
+            known=self.known,
         )
 
     async def read(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.ledger.process import Pool, open_pool, until_settled
+from integration.ledger.process import START_MS, Pool, open_pool, until_settled
 from kvgate.ledger.scripts import Granted, LeaseLost, Place
 from unit.ledger.pool import SHAPE, ask, cost, engine
 
@@ -302,6 +302,49 @@ class TestSilence:
             await asyncio.sleep(0.15)
             await pool.client.zadd(pool.key("leases"), {"p": 1 << 50})
             assert not (await q.beat()).grace, "p was heard"
+
+
+class TestGrace:
+    """After a flush: nothing is granted before all who were there have said what they hold."""
+
+    async def test_it_waits_for_as_many_as_there_were(self, redis_server):
+        async with open_pool(redis_server, clock_is_held=True, grace_ms=100) as pool:
+            p, q = await pool.join("p", engine()), await pool.join("q", engine())
+            p.known = q.known = 2
+            await pool.set_clock(START_MS + 100)
+            await q.beat()
+            await q.hold(ask("held", blocks=60))
+            redis_server.flush()
+            await pool.set_clock(START_MS + 200)
+            assert (await p.beat()).grace
+            p.seen = 0
+            await p.observe(engine())
+            await p.queue(ask("r", blocks=60))
+            await pool.set_clock(START_MS + 1000)
+            assert (await p.beat()).grace, "q is late"
+            assert not (await q.beat()).grace
+            await q.observe(engine())
+            await p.beat()
+            await p.read()
+            assert "r" in p.waiting, "60 of 100 are held by q"
+            await q.release("held")
+            await p.read()
+            assert "r" in p.held
+
+    async def test_it_waits_for_a_lease_at_most(self, redis_server):
+        async with open_pool(redis_server, clock_is_held=True, grace_ms=100, lease_ms=5000) as pool:
+            p = await pool.join("p", engine())
+            redis_server.flush()
+            p.known, p.seen = 3, 0
+            for after_ms, graced in ((0, True), (4900, True), (5001, False)):
+                await pool.set_clock(START_MS + after_ms)
+                assert (await p.beat()).grace is graced, after_ms
+
+    async def test_one_who_knew_nobody_waits_for_nobody(self, redis_server):
+        async with open_pool(redis_server, clock_is_held=True, grace_ms=100) as pool:
+            p = await pool.join("p", engine())
+            await pool.set_clock(START_MS + 101)
+            assert not (await p.beat()).grace
 
 
 class TestEpoch:

@@ -122,6 +122,7 @@ async def test_who_waits_and_for_what(client: httpx.AsyncClient) -> None:
         ("batch", "its own limit"),
     ]
     assert (default["reserved_blocks"], default["blocks"]) == (40, 100)
+    assert (default["reserved_seqs"], default["seqs"]) == (3, 8)
     assert (default["engines_accepting"], default["engines"]) == (1, 1)
     assert (other["pool"], other["tenants"], other["engines"]) == ("other", [], 0)
     assert (await client.get("/admin/queue", params={"pool": "x"})).status_code == 404

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgate.cli.admin_port import AdminPort, seconds, share
+from kvgate.cli.queue import queue
 from kvgate.errors import ConfigError
 
 
@@ -130,3 +131,21 @@ def test_numbers_for_people() -> None:
         "2 h",
     ]
     assert [share(s) for s in (0, 0.3, 1, 0.125)] == ["0%", "30%", "100%", "12.5%"]
+
+
+@pytest.mark.parametrize(
+    ("accepting", "said"),
+    [
+        (2, "p: 40 of 1,100 KV blocks and 3 of 8 sequence slots are reserved, 2 of 3 engines take work."),
+        (0, "p: no engine takes work; see `kvgate engines`."),
+    ],
+)
+def test_the_queue_says_why(
+    server: Answers, capsys: pytest.CaptureFixture[str], accepting: int, said: str
+) -> None:
+    waiting = {"tenant": "chat", "queued": 2, "oldest_wait_s": 1.5, "waits_for": "room"}
+    room = {"blocks": 1100, "reserved_blocks": 40, "seqs": 8, "reserved_seqs": 3, "engines": 3}
+    pool = {"pool": "p", "queued": 2, "tenants": [waiting], "kept_free": [], "engines_accepting": accepting}
+    server.text = json.dumps({"pools": [pool | room]})
+    assert queue(admin=server.url) == 0
+    assert said in capsys.readouterr().out.splitlines()

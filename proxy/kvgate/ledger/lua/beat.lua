@@ -1,15 +1,16 @@
 -- beat: give or renew a lease, and say what the process holds.
 --
--- ARGV: 3 ack, 4 rel, 5 number of closed engines and their ids; then for each engine and tenant with sums: engine,
--- tenant, blocks, seqs, prefill tokens, reservations. Sums are absolute; what is not named has none.
+-- ARGV: 3 ack, 4 rel, 5 processes that it knew of, 6 number of closed engines and their ids; then for each engine and
+-- tenant with sums: engine, tenant, blocks, seqs, prefill tokens, reservations. Sums are absolute; what is not named
+-- has none.
 -- A slot becomes what was asserted + the grants above `ack`; the sums of its engine and the use of its tenant change
 -- by the difference. A beat older than the last (by `ack` or `rel`) leaves the sums alone: they would bring back what
 -- was released since.
 -- The first beat of a process that was taken for gone takes its orphans back before, so nothing is counted twice.
 -- Adds: processes with a lease, 1 when this one had none, the latest gseq. Errors: LEDGERCORRUPT.
 
-local ack, rel = whole(3), whole(4)
-local closed_list, sums_at = names(5)
+local ack, rel, known = whole(3), whole(4), whole(5)
+local closed_list, sums_at = names(6)
 local closed, asserted = set_of(closed_list), {}
 for place = sums_at, #ARGV, 6 do
   local said = { whole(place + 2), whole(place + 3), whole(place + 4), whole(place + 5) }
@@ -28,6 +29,7 @@ if is_new then
   take_back(mine)
 end
 call('ZADD', K.leases, int(now + LEASE_MS), mine)
+await_all(known)
 
 local function engine_for(slot)
   return engine_of(slot.id) or new_engine(slot.id)

@@ -7,7 +7,7 @@
 -- not count them: it begins anew at once, while the engine is still kept from being overfilled.
 
 local read_orphans, write_orphans, drop_orphans, everyone, expire_orphans, drop_waiters, void_slots, forget_process,
-  reap, reap_one, take_back
+  reap, reap_one, take_back, await_all
 local reaped = {} -- processes that were taken for gone in this call
 
 (function() -- the rest is its own (README)
@@ -179,11 +179,22 @@ function reap_one()
     return
   end
   if mine ~= '' and is_silent(first) then
-    meta.grace = now + GRACE_MS
+    meta.grace, meta.grace_from, meta.expected = now + GRACE_MS, now, call('ZCARD', K.leases)
   end
   if first[1] ~= mine and tonumber(first[2]) <= now and now >= meta.grace then
     reap(first[1])
   end
+end
+
+-- In a grace: a process was heard that knew of `known` ones. The grace is over after GRACE_MS when as many were heard
+-- in it; as long as some are missing it goes on, for a lease at most, as if they still held theirs.
+function await_all(known)
+  if now >= meta.grace then
+    return
+  end
+  meta.expected = max(meta.expected, known)
+  local heard = call('ZCOUNT', K.leases, int(meta.grace_from + LEASE_MS), '+inf')
+  meta.grace = meta.grace_from + (heard < meta.expected and max(GRACE_MS, LEASE_MS) or GRACE_MS)
 end
 
 -- A process is back: its orphans are its slots again. The sums of the engines do not change by this.

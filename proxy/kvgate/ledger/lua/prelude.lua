@@ -87,7 +87,7 @@ local now -- ms, of the server
 local META = { 'epoch', 'grace', 'seq', 'gseq', 'tie', 'pins', 'dirty', 'recheck', 'hold', 'shares' }
 local SHARES = { -- what `shares` has, in one packed field, since it is read and often written by every call
   'rules', 'side', 'digest', 'staged', 'parts', 'capacity', 'block_min', 'hard', 'kept', 'retier',
-  'v1', 'v2', 'v3', 'o1', 'o2', 'o3', 'w1', 'w2', 'w3',
+  'v1', 'v2', 'v3', 'o1', 'o2', 'o3', 'w1', 'w2', 'w3', 'grace_from', 'expected',
 }
 -- grace: until when nothing is granted (ms). seq, gseq: the last given. tie: turns among equal engines.
 -- pins: how many engines are pinned. dirty: 1 when a call stopped at its bounds or in the grace.
@@ -96,6 +96,7 @@ local SHARES = { -- what `shares` has, in one packed field, since it is read and
 -- staged, parts: digest and parts of those that are still coming. capacity: blocks of all known engines.
 -- block_min: the smallest block size among them. hard: guarantees of the tenants that lend nothing, blocks; kept: how
 -- much of that is not used. retier: the flow from which on all are placed anew ('' when not).
+-- grace_from: when the last grace began; expected: how many processes are to say in it what they hold.
 -- v, o, w: of each class, the virtual time, by how many grants it was overtaken, flows in the walk.
 local META_TEXT = set_of({ 'epoch', 'recheck', 'shares' })
 local meta, meta_read = {}, {}
@@ -122,6 +123,7 @@ local function new_epoch(now_us)
     pins = 0, dirty = 0, recheck = '', hold = 0,
     rules = 0, side = 'a', digest = '', staged = '', parts = 0, capacity = 0, block_min = 0, hard = 0, kept = 0,
     retier = '', v1 = 0, v2 = 0, v3 = 0, o1 = 0, o2 = 0, o3 = 0, w1 = 0, w2 = 0, w3 = 0,
+    grace_from = now, expected = 0,
   }
 end
 
