@@ -28,7 +28,7 @@ def admin_app(state: AdminState, clock: Clock | None = None) -> FastAPI:
     app = FastAPI(
         title="kvgate admin",
         version=__version__,
-        openapi_url="/admin/openapi.json",
+        openapi_url=None,  # it is among the routes that ask for the token
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
 
 from kvgate.admin.changes import change_routes
 from kvgate.admin.guard import token_guard
@@ -46,6 +47,12 @@ Name = Annotated[str, Path(description="The name of a tenant.")]
 def admin_routes(state: AdminState) -> APIRouter:
     guard = Depends(token_guard(state.settings.admin_token))
     router = APIRouter(prefix="/admin", dependencies=[guard], responses=told(401))
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        """This API, as OpenAPI."""
+        return JSONResponse(request.app.openapi())
+
     router.include_router(_of_pools(state))
     router.include_router(_of_tenants(state))
     router.include_router(change_routes(state))

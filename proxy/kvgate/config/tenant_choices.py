@@ -17,6 +17,9 @@ WEIGHT_ALLOWED = f"a number from {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
 LIMIT_ALLOWED = "a percentage above 0% and up to 100%, such as 60%, or KV tokens, such as 200k tokens"
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,127}", re.ASCII)
 TENANT_ALLOWED = "a name of at most 128 letters, digits and . _ - @ : +, a letter or digit first"
+RESERVED = frozenset({"other", "unknown"})
+"""Labels of metrics that are no tenant's: what is above the cap of names, and requests of nobody that is known."""
+RESERVED_ALLOWED = "another name: `other` and `unknown` have a meaning in the metrics"
 REJECT = "reject"
 
 
@@ -103,6 +106,8 @@ def tenant_name(value: object) -> str:
         raise ValueError(TENANT_ALLOWED)
     if value == REJECT:
         raise ValueError(f"a name other than `{REJECT}`, which `unknown_tenant` takes for none")
+    if value in RESERVED:
+        raise ValueError(RESERVED_ALLOWED)
     return value
 
 

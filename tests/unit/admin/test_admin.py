@@ -279,7 +279,7 @@ async def test_settings_hide_secrets(client: httpx.AsyncClient) -> None:
 
 async def test_the_token_guards_admin_and_nothing_else() -> None:
     process = Process(token="hush")
-    paths = ("/admin/ledger", "/admin/engines", "/admin/settings")
+    paths = ("/admin/ledger", "/admin/engines", "/admin/settings", "/admin/openapi.json")
     bad: tuple[dict[str, Any], ...] = (
         {},
         {"authorization": "hush"},

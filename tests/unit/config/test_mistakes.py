@@ -103,6 +103,11 @@ MISTAKES = {
         ("tenants.reject: 'reject' is not allowed; allowed: a name other than `reject`, which `unknown_tenant` takes "
         "for none"),
     ),
+    "a tenant called as a label of the metrics": (
+        POOL + f"tenants: {{other: {{{KEY}}}}}",
+        ("tenants.other: 'other' is not allowed; allowed: another name: `other` and `unknown` have a meaning in the "
+        "metrics"),
+    ),
     "no tenant": (POOL + "tenants: {}", "tenants: allowed: a mapping with names of tenants, one or more"),
     "a list of tenants": (
         POOL + f"tenants: [{{name: chat, {KEY}}}]",
