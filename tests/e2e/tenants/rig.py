@@ -45,7 +45,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "borrower": {},
     # Limit: its weight alone would bring it four fifths.
     "capped": {"limit": "50%", "weight": 4},
-    "other": {},
+    "another": {},
     # Classes.
     "people": {"class": "interactive"},
     "jobs": {"class": "batch"},

@@ -202,9 +202,9 @@ async def test_a_limit_holds_at_every_look(deployed: Deployment, measured):
         await backlogged(look, ["capped"], SIZES.sessions)
         async with watching(look) as alone:
             await asyncio.sleep(SAMPLED_S)
-        async with deployed.client("other") as other:
+        async with deployed.client("another") as other:
             other.stand(STANDING)
-            await backlogged(look, ["other"], SIZES.sessions)
+            await backlogged(look, ["another"], SIZES.sessions)
             async with watching(look) as beside:
                 await asyncio.sleep(SAMPLED_S)
     rows: dict[str, object] = {}
