@@ -53,9 +53,11 @@ def test_one_block_of_the_count_is_not_usable(engine: server.Engine) -> None:
     }
     seen: set[float] = set()
     with httpx.stream("POST", engine.url + "/v1/completions", json=body, timeout=60) as answer:
-        for _ in zip(range(6), answer.iter_lines(), strict=False):
+        for _ in zip(range(200), answer.iter_lines(), strict=False):
             [(_, usage)] = engine.samples()["vllm:kv_cache_usage_perc"]
             seen.add(round(usage * usable, 6))
+            if seen - {0.0}:  # on a busy machine the gauge follows late
+                break
     assert seen - {0.0}
     assert all(blocks == int(blocks) for blocks in seen), seen
 

@@ -6,6 +6,7 @@ the truth had from one scrape (and the second that the view of a shared ledger m
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import mean
@@ -19,6 +20,10 @@ from support.watched_clients import Habit, Seen
 from support.watched_run import BLOCK_SIZE, BLOCKS, SCRAPE_S, WEB, WINDOW
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+BY_THE_MOMENT = pytest.mark.skipif(
+    os.environ.get("KVGATE_SOAK") != "1",
+    reason="compares single moments of many processes, so it needs a machine of its own: make soak",
+)
 
 VIEW_AGE_S = 1.0
 BEFORE_S, AFTER_S = SCRAPE_S + VIEW_AGE_S + 0.2, SCRAPE_S + 0.2
@@ -89,6 +94,8 @@ def test_the_engines_computed_what_kvgate_counted(story: Story):
     assert by(story, "sum by (pool) (kvgate_completion_tokens_total)", "pool") == engines
 
 
+@pytest.mark.soak
+@BY_THE_MOMENT
 def test_service_by_tenant(story: Story):
     truth: Counter[tuple[str, ...]] = Counter()
     for one in story.overload:
@@ -133,6 +140,8 @@ def moments(begin_s: float, end_s: float) -> Iterable[float]:
     return (begin_s + step * STEP_S for step in range(round((end_s - begin_s) / STEP_S) + 1))
 
 
+@pytest.mark.soak
+@BY_THE_MOMENT
 @pytest.mark.parametrize(("pool", "tenant"), [("chat", "web"), ("chat", "jobs"), ("small", "web")])
 def test_queue_depth_at_every_scrape(story: Story, pool: str, tenant: str):
     mine = [one for one in story.overload if of_tenant(one) == (pool, tenant)]
@@ -143,6 +152,8 @@ def test_queue_depth_at_every_scrape(story: Story, pool: str, tenant: str):
     assert wrong == []
 
 
+@pytest.mark.soak
+@BY_THE_MOMENT
 def test_the_depth_of_a_pool_is_that_of_its_tenants(story: Story):
     mine = [one for one in story.overload if one.habit.pool == "chat"]
     wrong = deviations(
@@ -161,6 +172,8 @@ def cost(habit: Habit) -> int:
     return price(shape, [habit.prompt_tokens], habit.max_tokens, 1).blocks
 
 
+@pytest.mark.soak
+@BY_THE_MOMENT
 def test_blocks_held_by_a_tenant_at_every_scrape(story: Story):
     mine = [one for one in story.overload if one.habit is WEB]
     wrong = deviations(
