@@ -99,8 +99,8 @@ class Host(Protocol):
         """Tell Redis what it may not know: engines and everything that waits. Raises when it can't."""
         ...
 
-    def went_down(self, why: str, leased_until_s: float) -> None:
-        """Decide alone; until then by the process's clock nobody takes it for gone."""
+    def went_down(self, why: str, live: int, leased_until_s: float) -> None:
+        """Decide alone, as one of `live` processes; until then by the process's clock nobody takes it for gone."""
         ...
 
     def came_back(self) -> None:
@@ -213,7 +213,7 @@ class Keeper:
             rel=claim.rel,
             sums=claim.sums,
             closed=claim.closed,
-            known=self.live or 0,
+            known=self.live,
         )
         if reply.epoch != self.epoch:
             if self.epoch is not None:
@@ -228,7 +228,7 @@ class Keeper:
             self._host.happened("lease_lost")
             self.doubt()
         # In a grace the others are on their way back: Redis may go again before they are.
-        self.live = max(self.live or 0, reply.live) if reply.grace else reply.live
+        self.live = max(self.live, reply.live) if reply.grace else reply.live
         self._want_pump(reply)
         await self._host.beaten(reply, up=self.up)
 
@@ -274,7 +274,7 @@ class Keeper:
         else:
             self.link = Link.DOWN
             leased_until_s = 0.0 if self._beaten_s is None else self._beaten_s + self._lease_s
-            self._host.went_down(f"{type(error).__name__}: {error}", leased_until_s)
+            self._host.went_down(f"{type(error).__name__}: {error}", self.live, leased_until_s)
 
     def _fails(self) -> float:
         """Note a failure; for how long there was nothing else."""

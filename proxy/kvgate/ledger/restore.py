@@ -17,7 +17,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.alone import refusal_of
+from kvgate.ledger.base import refusal_of
 from kvgate.ledger.keeper import Claim
 from kvgate.ledger.scripts import LeaseLost, Place
 from kvgate_policies.types import LedgerView
@@ -74,7 +74,6 @@ class Restorer:
         self._clock = clock
         self._checked = False
         self._epoch = ""
-        self._live = 0
         self._beats = 0
         self.rules: Parts | None = None
         """Of the tenants, as this process was told last; None before."""
@@ -112,7 +111,6 @@ class Restorer:
 
     async def beaten(self, reply: BeatReply, *, up: bool) -> None:
         self._table.claim_taken()
-        self._live = reply.live
         self._table.redis_ahead_s = reply.now_ms / 1000 - self._clock.monotonic()
         if reply.epoch != self._epoch:
             self._overrides.lost |= bool(self._epoch)
@@ -196,8 +194,8 @@ class Restorer:
 
     # who decides
 
-    def went_down(self, why: str, leased_until_s: float) -> None:
-        self._alone.begin(self._live, leased_until_s)
+    def went_down(self, why: str, live: int, leased_until_s: float) -> None:
+        self._alone.begin(live, leased_until_s)
         log.warning(
             "Redis at %s is away (%s): the ledger's mode is %s",
             self._connection.address,
