@@ -51,7 +51,7 @@ dashboards: $(STAMP)  ## grafana/dashboards/*.json, after a change in grafana/ o
 	PYTHONPATH=grafana $(BIN)/python -m kvgate_dashboards
 
 dashboards-images: dashboards  ## the pictures of them, from a real run and a real Prometheus (two minutes)
-	PYTHONPATH=tests:grafana $(BIN)/python -m support.watched_pictures
+	PYTHONPATH=tests:deploy:grafana $(BIN)/python -m support.watched_pictures
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

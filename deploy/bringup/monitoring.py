@@ -7,6 +7,7 @@ needs no root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -29,27 +30,28 @@ def find_prometheus() -> str | None:
         return found
     unpacked = cache_folder() / "unpacked"
     program = unpacked / "usr/bin/prometheus"
-    return str(program) if program.is_file() or _fetch(unpacked) else None
+    if not program.is_file():
+        _fetch(unpacked)
+    return str(program) if program.is_file() else None
 
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvgate/prometheus"
 
 
-def _fetch(folder: Path) -> bool:
-    """Download and unpack. It appears under its name only when it is whole."""
+def _fetch(folder: Path) -> None:
+    """Download and unpack. It appears under its name only when it is whole; nothing does where that can't be done."""
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        return False
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        try:
-            _run(["apt-get", "download", "prometheus"], work)
-            [package] = Path(work).glob("*.deb")
-            _run(["dpkg", "-x", package.name, "unpacked"], work)
-            (Path(work) / "unpacked").rename(folder)
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return False
-    return True
+    with (
+        tempfile.TemporaryDirectory(dir=folder.parent) as work,
+        contextlib.suppress(OSError, subprocess.SubprocessError, ValueError),
+    ):
+        _run(["apt-get", "download", "prometheus"], work)
+        [package] = Path(work).glob("*.deb")
+        _run(["dpkg", "-x", package.name, "unpacked"], work)
+        (Path(work) / "unpacked").rename(folder)  # refused when somebody else was faster
 
 
 def _run(command: list[str], folder: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from kvgate.demo.children import free_ports
 
 if TYPE_CHECKING:
     from bringup.shape import Shape
@@ -37,13 +38,6 @@ def with_free_ports(shape: Shape) -> Shape:
     ports = iter(free_ports(2 * len(shape.gates) + 1))
     gates = tuple(replace(gate, port=next(ports), admin_port=next(ports)) for gate in shape.gates)
     return replace(shape, gates=gates, prometheus_port=next(ports))
-
-
-def free_ports(count: int) -> list[int]:
-    """All different because all are held until the last is found."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 def check_free(shape: Shape) -> None:

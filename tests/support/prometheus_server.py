@@ -1,7 +1,7 @@
 """A real Prometheus for tests: brought if the machine has none, started on a free port, asked over HTTP.
 
-`prometheus` and `promtool` on the PATH are taken; else Debian's package is downloaded by apt and unpacked (nothing is
-installed) into a cache folder of the user, once. Where neither works, `programs` gives None and tests skip.
+It is the one that `make up` finds or fetches, with the `promtool` beside it. Where that doesn't work, `programs` gives
+None and tests skip.
 
     with PrometheusServer({"kvgate": ["127.0.0.1:9091"]}, rules=["rules.yaml"], scrape_s=1) as prometheus:
         prometheus.ask("sum (kvgate_queue_depth)")
@@ -10,13 +10,8 @@ installed) into a cache folder of the user, once. Where neither works, `programs
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,12 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from support.redis_server import HOST, free_port
+from bringup.monitoring import find_prometheus
+from support.redis_server import HOST, die_with_parent, free_port
 
 START_S_MAX = 30.0
 """For a server to answer on a busy machine; half a second is usual."""
-DOWNLOAD_S_MAX = 120.0
-_PR_SET_PDEATHSIG = 1
 
 Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
@@ -50,36 +44,11 @@ class Programs:
 @functools.cache
 def programs() -> Programs | None:
     """Where the two programs are; None if the machine has none and apt cannot bring them."""
-    found = [shutil.which(name) for name in ("prometheus", "promtool")]
-    if all(found):
-        return Programs(*(Path(str(path)) for path in found))
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvgate" / "prometheus"
-    if not (folder / "usr/bin/promtool").exists() and not _bring(folder):
+    prometheus = find_prometheus()
+    if prometheus is None:
         return None
-    return Programs(folder / "usr/bin/prometheus", folder / "usr/bin/promtool")
-
-
-def _bring(folder: Path) -> bool:
-    """Download and unpack into a folder of its own, and move it into place, so that half of it is never used."""
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        return False
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as partial:
-        quiet: dict[str, Any] = {
-            "cwd": partial,
-            "check": True,
-            "capture_output": True,
-            "timeout": DOWNLOAD_S_MAX,
-        }
-        try:
-            subprocess.run(["apt-get", "download", "prometheus"], check=True, **quiet)
-            [package] = Path(partial).glob("prometheus_*.deb")
-            subprocess.run(["dpkg", "-x", str(package), "unpacked"], check=True, **quiet)
-        except (subprocess.SubprocessError, OSError, ValueError):
-            return False
-        with contextlib.suppress(OSError):  # somebody else was faster
-            (Path(partial) / "unpacked/usr").rename(folder / "usr")
-    return (folder / "usr/bin/promtool").exists()
+    promtool = Path(prometheus).with_name("promtool")
+    return Programs(Path(prometheus), promtool) if promtool.exists() else None
 
 
 class PrometheusError(Exception):
@@ -131,7 +100,7 @@ class PrometheusServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         end_s = time.monotonic() + START_S_MAX
         while not self._ready():
@@ -164,10 +133,6 @@ class PrometheusServer:
             for row in data["result"]
         }
 
-    def label_values(self, label: str, match: str) -> list[str]:
-        found: list[str] = self.get(f"label/{label}/values", {"match[]": match})
-        return found
-
     def get(self, path: str, parameters: Mapping[str, str] | None = None) -> Any:
         """`data` of an answer of the HTTP API. Raises PrometheusError."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters or {})}"
@@ -196,7 +161,3 @@ class PrometheusServer:
 
 def _labels(metric: Mapping[str, str]) -> Labels:
     return frozenset(metric.items())
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

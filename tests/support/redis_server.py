@@ -117,7 +117,7 @@ class RedisServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         wait_until(lambda: self._answers(log_path), f"no answer from {self._binary} on port {self.port}")
         return self
@@ -373,8 +373,19 @@ def serving(*arguments: str, flavour: str | None = None) -> Iterator[RedisServer
         yield server
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel ends the process when the one that started it dies. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-__all__ = ["HOST", "ClusterSet", "FaultProxy", "RedisServer", "SentinelSet", "binary", "free_port", "serving"]
+__all__ = [
+    "HOST",
+    "ClusterSet",
+    "FaultProxy",
+    "RedisServer",
+    "SentinelSet",
+    "binary",
+    "die_with_parent",
+    "free_port",
+    "serving",
+]

@@ -6,17 +6,23 @@ Every moment that a test asks about is written down by the wall clock, as Promet
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from support.prometheus_server import PrometheusError
 from support.watched_clients import Clients, Seen
 from support.watched_run import CRAWLER, JOBS, LONG_JOBS, SCRAPE_S, SMALL, TRIAL, WEB, WatchedRun
 
+BY_THE_MOMENT = pytest.mark.skipif(
+    os.environ.get("KVGATE_SOAK") != "1",
+    reason="compares single moments of many processes, so it needs a machine of its own: make soak",
+)
 SETTLE_S = 3 * SCRAPE_S
 """Two scrapes, and the second that the view of a shared ledger may be old."""
 RAMP_S = 0.7

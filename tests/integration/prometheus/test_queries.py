@@ -7,22 +7,17 @@ been provoked.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from integration.prometheus.story import Story
+from integration.prometheus.story import BY_THE_MOMENT, Story
 from kvgate_dashboards.reading import Panel, Query, boards, filled, label_values, panels
 from support.watched_run import RULES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-BY_THE_MOMENT = pytest.mark.skipif(
-    os.environ.get("KVGATE_SOAK") != "1",
-    reason="compares single moments of many processes, so it needs a machine of its own: make soak",
-)
 
 RATE_S = 5
 """As Grafana would choose it for a scrape each second: four of them, and one."""

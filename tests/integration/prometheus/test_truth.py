@@ -6,24 +6,19 @@ the truth had from one scrape (and the second that the view of a shared ledger m
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import mean
 
 import pytest
 
-from integration.prometheus.story import Story
+from integration.prometheus.story import BY_THE_MOMENT, Story
 from kvgate_policies.kv_cost import price
 from kvgate_policies.types import EngineShape
 from support.watched_clients import Habit, Seen
 from support.watched_run import BLOCK_SIZE, BLOCKS, SCRAPE_S, WEB, WINDOW
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-BY_THE_MOMENT = pytest.mark.skipif(
-    os.environ.get("KVGATE_SOAK") != "1",
-    reason="compares single moments of many processes, so it needs a machine of its own: make soak",
-)
 
 VIEW_AGE_S = 1.0
 BEFORE_S, AFTER_S = SCRAPE_S + VIEW_AGE_S + 0.2, SCRAPE_S + 0.2
