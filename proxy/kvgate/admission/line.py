@@ -197,7 +197,7 @@ class Admission:
         call, refusing = passage.call, self._refusing
         if call.deadline_s is not None and call.deadline_s < call.tenant.queue_wait_s_max:
             return Ended(Outcome.EVICTED_DEADLINE, said.deadline(call.deadline_s, ahead))
-        if self._ledger.view().mode == "closed":
+        if self._ledger.mode == "closed":
             # The shared ledger is away, and nothing may start without it: it isn't that too much is asked.
             return refusing.refused(Refusal.UNAVAILABLE, passage, waited=True)
         if not self._in_use(passage.request):

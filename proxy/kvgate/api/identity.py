@@ -86,8 +86,7 @@ class Identity:
         except _UNREADABLE:
             return said.bad_token("is not valid here")
         name = claim_of(claims, rules.jwt_claim)
-        tenant = name if name in book.names else rules.unknown
-        return tenant or said.bad_token("belongs to no tenant")
+        return _named(name, book) or rules.unknown or said.bad_token("belongs to no tenant")
 
     async def _claims(self, token: bytes, rules: IdentityRules) -> dict[str, Any]:
         """Raises KeysUnavailable, and one of `_UNREADABLE` for a token that does not hold."""
@@ -124,7 +123,12 @@ def _by_header(scope: MutableMapping[str, Any], book: TenantBook) -> str | Answe
     if len(values) > 1:
         return said.no_identity()
     name = values[0].strip(b" \t").decode("latin-1")
-    return name if name in book.names else rules.unknown or said.no_identity()
+    return _named(name, book) or rules.unknown or said.no_identity()
+
+
+def _named(name: str | None, book: TenantBook) -> str | None:
+    """The tenant of that name. Those with a section are looked up; the names of all are a tuple, searched through."""
+    return name if name in book.tenants or name in book.names else None
 
 
 def is_trusted(client: tuple[str, int] | None, rules: IdentityRules) -> bool:

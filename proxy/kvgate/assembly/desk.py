@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from kvgate.config.layers import LIMITS
+from kvgate.config.layers import LIMITS, RULES
 from kvgate.config.overrides import CALLED, Override
 from kvgate.config.standing import CHANGE_S_MAX, Standing
 from kvgate.errors import ConfigError
@@ -134,8 +134,7 @@ def differences(
     """The fields that hold differently, each with the value before and after. Pure."""
     old, new = before.policy(tenant, pool), after.policy(tenant, pool)
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in LIMITS}
-    rules = old.rules.__dataclass_fields__
-    pairs |= {name: (getattr(old.rules, name), getattr(new.rules, name)) for name in rules}
+    pairs |= {name: (getattr(old.rules, name), getattr(new.rules, name)) for name in RULES}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

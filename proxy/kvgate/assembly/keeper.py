@@ -170,10 +170,11 @@ class PolicyKeeper:
 
     async def _reload(self, source: PolicySource) -> None:
         async with self._lock:
-            self._stamp, digest = source.stamp(), source.digest()
-            wanted = await self._read(source)
-            if wanted is None:
+            self._stamp = source.stamp()
+            read = await self._read(source)
+            if read is None:
                 return
+            wanted, digest = read
             self._pools.rename(wanted.pool_specs())
             before = self._book
             self._book, self._specs = wanted.book, wanted.pool_specs()
@@ -188,7 +189,7 @@ class PolicyKeeper:
         if differs := needs_restart(self._settings, wanted):
             log.warning("changed, and taken over only by a restart: %s", ", ".join(differs))
 
-    async def _read(self, source: PolicySource) -> Settings | None:
+    async def _read(self, source: PolicySource) -> tuple[Settings, str | None] | None:
         """In a thread: a file of ten thousand tenants takes seconds. None for one that is refused."""
         try:
             return await anyio.to_thread.run_sync(_read, source)
@@ -217,12 +218,12 @@ class PolicyKeeper:
         return done
 
 
-def _read(source: PolicySource) -> Settings:
-    """And work out what holds for everyone, which takes as long."""
-    wanted = source.read_again()
+def _read(source: PolicySource) -> tuple[Settings, str | None]:
+    """With the digest of the file; and work out what holds for everyone, which takes as long."""
+    digest, wanted = source.digest(), source.read_again()
     for spec in wanted.pool_specs():
         wanted.book.rules(spec.name)
-    return wanted
+    return wanted, digest
 
 
 async def _change_backends(line: PoolLine, wanted: PoolSpec) -> list[str]:

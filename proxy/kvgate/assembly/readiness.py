@@ -50,7 +50,7 @@ def pool_states(lines: Sequence[PoolLine]) -> list[PoolState]:
 
 
 def _pool(line: PoolLine) -> tuple[bool, dict[str, object]]:
-    engine, mode = bool(line.engine_pool.available()), line.ledger.view().mode
+    engine, mode = bool(line.engine_pool.available()), line.ledger.mode
     parts: dict[str, object] = {
         "ledger": "ok" if mode in {"memory", "redis"} else f"the shared ledger is away; mode {mode}",
         "engine": "ok" if engine else NO_ENGINE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,6 +32,8 @@ DRAIN_S_MAX = 7 * 86400.0
 TENANT, TENANT_HERE, ENGINE = "tenant:", "tenant-here:", "engine:"
 """Beginnings of the names: a tenant in all pools, a tenant in the pool of this ledger, an engine of it."""
 DRAINED = "drained"
+TEXTS_READ_MAX = 1024
+"""Texts of changes that are not read anew every second: as many as a ledger keeps."""
 
 log = logging.getLogger(__name__)
 
@@ -130,9 +133,12 @@ class SharedChanges:
     def _override(self, text: str) -> Override | None:
         """None for one that this version can't read: another version may have written it."""
         try:
-            return Override.of_text(text)
+            return _read(text)
         except ConfigError as error:
             if text not in self._unreadable:
                 self._unreadable = {*list(self._unreadable)[-63:], text}
                 log.warning("a change of a tenant at run time is left out: %s", error)
             return None
+
+
+_read = lru_cache(TEXTS_READ_MAX)(Override.of_text)

@@ -10,22 +10,17 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.base import RateSpent, Refusal
+from kvgate.ledger.base import Refusal, refusal_of
 from kvgate.ledger.fallback import Fallback, OnFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvgate.clock import Clock
-    from kvgate.ledger.base import Served
+    from kvgate.ledger.base import RateSpent, Served
     from kvgate.ledger.table import Entry, Table
     from kvgate.ledger.watch import LedgerWatch
     from kvgate_policies.types import EngineLimits, LedgerView, TenantRules
-
-
-def refusal_of(answer: Refusal | RateSpent) -> Refusal:
-    """For one that waits: it is told why, not for how long."""
-    return Refusal.RATE if isinstance(answer, RateSpent) else answer
 
 
 class Alone:

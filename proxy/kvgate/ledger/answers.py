@@ -167,6 +167,7 @@ def text_of(word: bytes | str) -> str:
 
 def use_of(row: Sequence[Any]) -> EngineUse:
     engine_id, shape, blocks, seqs, prefill_tokens, accepting, *held, pin = row
+    sums = sums_of(held)
     return EngineUse(
         EngineLimits(
             text_of(engine_id),
@@ -176,8 +177,8 @@ def use_of(row: Sequence[Any]) -> EngineUse:
             int(prefill_tokens),
             bool(accepting),
         ),
-        sums_of(held).cost,
-        sums_of(held).reservations,
+        sums.cost,
+        sums.reservations,
         text_of(pin) or None,
     )
 

@@ -70,6 +70,11 @@ class RateSpent:
     """The one that is covered last."""
 
 
+def refusal_of(answer: Refusal | RateSpent) -> Refusal:
+    """Why, not for how long."""
+    return Refusal.RATE if isinstance(answer, RateSpent) else answer
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request for room."""
@@ -213,6 +218,11 @@ class Ledger(Protocol):
 
         Running reservations live on until released.
         """
+        ...
+
+    @property
+    def mode(self) -> str:
+        """Who decides now: `memory` or `redis`, or while that is away `local`, `closed` or `open`."""
         ...
 
     @property

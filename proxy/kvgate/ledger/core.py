@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served, refusal_of
 from kvgate.ledger.book import Book
+from kvgate.ledger.charges import charge_of
 from kvgate.ledger.door import (
     FORCED_THROUGH,
     avoids_all,
@@ -108,7 +109,7 @@ class LedgerCore:
         refusal = self._closed or refusal_at_the_door(ask, self._book, self._tenants, ms(now_s))
         if refusal is None:
             return self._take(ask, now_s)
-        reason = Refusal.RATE if isinstance(refusal, RateSpent) else refusal
+        reason = refusal_of(refusal)
         self._totals["arrivals"] += 1
         if not ask.force or reason not in FORCED_THROUGH:
             self._refused(reason)
@@ -271,13 +272,11 @@ class LedgerCore:
 
     def _correct(self, grant: Grant, served: Served) -> None:
         """What it took instead of what was charged, where it was charged."""
-        difference = served.work - grant.work
-        self._tenants.serve(grant.tenant, difference)
-        if grant.forced is None:
-            flow = LEVELS[grant.priority], grant.tenant
-            self._turns.correct(flow, charge(difference, self._tenants.weight(grant.tenant)))
-        if not isinstance(grant.forced, Refusal):
-            self._tenants.correct_tokens(grant.tenant, served.tokens - grant.tokens)
+        due = charge_of(grant, served)
+        self._tenants.serve(grant.tenant, due.work)
+        flow = LEVELS[grant.priority], grant.tenant
+        self._turns.correct(flow, charge(due.work_of_turn, self._tenants.weight(grant.tenant)))
+        self._tenants.correct_tokens(grant.tenant, due.tokens)
 
     def _leave_queue(self, entry: Entry) -> None:
         """Take an entry out; those behind it move up, and what it had pinned is free."""

@@ -152,6 +152,10 @@ class MemoryLedger:
         self._announce()
 
     @property
+    def mode(self) -> str:
+        return "memory"
+
+    @property
     def lease_sure(self) -> bool:
         """Nobody else could have it."""
         return True

@@ -35,19 +35,20 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from kvgate.errors import ChangeNotKept, ConfigError, LedgerCorrupt
-from kvgate.ledger.alone import Alone, refusal_of
-from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served, Ticket
+from kvgate.ledger.alone import Alone
+from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served, Ticket, refusal_of
 from kvgate.ledger.batching import stop
+from kvgate.ledger.charges import charge_of
 from kvgate.ledger.connect import TROUBLE, Connection
+from kvgate.ledger.door import check_cost, check_costs
 from kvgate.ledger.fallback import OnFailure
 from kvgate.ledger.keeper import Keeper, reassert_s
 from kvgate.ledger.kept import SharedOverrides
 from kvgate.ledger.restore import Restorer
 from kvgate.ledger.rules import Parts
-from kvgate.ledger.scripts import Charge, Granted, LeaseLost, LedgerScripts, Place, Refused, Reply
-from kvgate.ledger.table import Entry, Table, check_costs
-from kvgate.ledger.tenants import Tenants
-from kvgate.ledger.turns import Turns
+from kvgate.ledger.scripts import Granted, LeaseLost, LedgerScripts, Place, Refused, Reply
+from kvgate.ledger.table import Entry, Table
+from kvgate.ledger.tenants import check_rules
 from kvgate.ledger.wakeups import Wakeups
 from kvgate.ledger.watch import LedgerWatch, NoWatch
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kvgate.clock import Clock
+    from kvgate.ledger.charges import Charge
     from kvgate_policies.types import (
         EngineLimits,
         EngineShape,
@@ -236,7 +238,7 @@ class RedisLedger:
         await self._end(request_id, served)
 
     async def renew(self, request_id: str, cost: KVCost) -> None:
-        check_costs([cost])
+        check_cost(cost)
         entry = self._table.get(request_id)
         if entry is None or entry.grant is None:
             return
@@ -248,7 +250,7 @@ class RedisLedger:
             await self._give_back(entry.grant, freed, reservations=0)
 
     async def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
-        check_costs(costs.values())
+        check_costs(costs)
         entry = self._table.get(request_id)
         if entry is None or entry.grant is not None:
             return
@@ -265,7 +267,7 @@ class RedisLedger:
         """Raises ValueError for impossible rules and names. While Redis is away they hold here, and are told when it
         is back.
         """
-        Tenants(Turns()).set_rules(rules)  # as the ledger in memory checks them
+        check_rules(rules)
         self._restorer.rules = Parts.of(rules)
         self._alone.set_tenants(rules)
         if self.up:
@@ -511,15 +513,6 @@ class RedisLedger:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("work of the ledger in the background failed", exc_info=task.exception())
-
-
-def charge_of(grant: Grant, served: Served) -> Charge:
-    """What it took beyond what was charged, where it was charged: one that started without a turn was not charged
-    to its flow, and one that would have been refused not to the budgets.
-    """
-    work = served.work - grant.work
-    tokens = 0 if isinstance(grant.forced, Refusal) else served.tokens - grant.tokens
-    return Charge(grant.priority, work, work if grant.forced is None else 0, tokens)
 
 
 __all__ = ["LedgerWatch", "OnFailure", "RedisLedger"]

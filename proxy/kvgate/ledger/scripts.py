@@ -57,10 +57,11 @@ from kvgate.ledger.answers import (
     waiting_of,
 )
 from kvgate.ledger.base import Ask, RateSpent, Refusal
+from kvgate.ledger.charges import Charge
 from kvgate.ledger.lua import read_scripts
 from kvgate.ledger.rules import Parts
+from kvgate_policies.fairness import LEVELS
 from kvgate_policies.types import (
-    CLASSES,
     TENANTS_SHOWN_MAX,
     EngineLimits,
     EngineShape,
@@ -90,18 +91,6 @@ class Place:
 
     seq: int
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """By how much what a request took differs from what it was charged for."""
-
-    priority: PriorityClass
-    work: int
-    work_of_turn: int
-    """0 for a request that started without a turn."""
-    tokens: int
-    """0 for one that was not charged to the budgets."""
 
 
 class LedgerScripts:
@@ -405,7 +394,7 @@ _NO_CHARGE = Charge(PriorityClass.STANDARD, 0, 0, 0)
 
 def class_number(priority: PriorityClass) -> int:
     """1 for the class that is served first."""
-    return CLASSES.index(priority) + 1
+    return LEVELS[priority] + 1
 
 
 def _or_none(number: int | None) -> int | str:
@@ -462,7 +451,6 @@ def _lowest(cost: KVCost) -> int:
 
 __all__ = [
     "BeatReply",
-    "Charge",
     "Client",
     "Granted",
     "Holding",

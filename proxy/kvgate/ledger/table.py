@@ -16,11 +16,12 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvgate.ledger.base import Ask, Grant, Refusal
+from kvgate.ledger.door import check_ask
 from kvgate.ledger.scripts import Sums
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from kvgate.ledger.scripts import Granted, Place
 
@@ -172,10 +173,8 @@ class Table:
     _seq_seen: int = -1
 
     def add(self, ask: Ask, now_s: float = 0.0) -> Entry:
-        """Enter a request that waits. Raises ValueError for one that is here already, or a negative cost."""
-        if ask.request_id in self._entries:
-            raise ValueError(f"request {ask.request_id} is queued or holds a reservation already")
-        check_costs(ask.costs.values())
+        """Enter a request that waits. Raises ValueError for one that is here already, or a negative cost or charge."""
+        check_ask(ask, is_known=ask.request_id in self._entries)
         number = next(self._numbers)
         seq = self._seq_seen + 1 if ask.seq is None else ask.seq
         self.saw(seq)
@@ -286,16 +285,12 @@ class Table:
         """What Redis surely counts for this process on each engine."""
         sums = dict(self._untold)
         for entry in self._entries.values():
-            if entry.grant is not None and entry.known is not None:
-                engine_id = entry.grant.engine_id
-                sums[engine_id] = sums.get(engine_id, ZERO_COST) + entry.known
+            _add_known(sums, entry)
         return sums
 
     def ended_untold(self, entry: Entry) -> None:
         """It left the table, and nobody tries to tell Redis."""
-        if entry.grant is not None and entry.known is not None:
-            engine_id = entry.grant.engine_id
-            self._untold[engine_id] = self._untold.get(engine_id, ZERO_COST) + entry.known
+        _add_known(self._untold, entry)
 
     def next_rel(self) -> int:
         self.rel += 1
@@ -320,8 +315,7 @@ class Table:
 _NOTHING = Sums(ZERO_COST, 0)
 
 
-def check_costs(costs: Iterable[KVCost]) -> None:
-    """Raises ValueError for a negative part."""
-    for cost in costs:
-        if min(cost.blocks, cost.seqs, cost.prefill_tokens) < 0:
-            raise ValueError(f"a cost has no negative part: {cost}")
+def _add_known(sums: dict[str, KVCost], entry: Entry) -> None:
+    if entry.grant is not None and entry.known is not None:
+        engine_id = entry.grant.engine_id
+        sums[engine_id] = sums.get(engine_id, ZERO_COST) + entry.known

@@ -74,8 +74,7 @@ class Tenants:
 
     def set_rules(self, rules: Mapping[str, TenantRules]) -> None:
         """Raises ValueError for rules that no policy file could say, before anything changed."""
-        for name, each in rules.items():
-            _check(name, each)
+        check_rules(rules)
         if rules == self._rules:
             return
         self._rules = dict(rules)
@@ -227,6 +226,12 @@ class Tenants:
 
     def __repr__(self) -> str:
         return f"<Tenants {len(self._accounts)} known, {self._blocks} of {self._pool.blocks} blocks>"
+
+
+def check_rules(rules: Mapping[str, TenantRules]) -> None:
+    """Raises ValueError for rules that no policy file could say."""
+    for name, each in rules.items():
+        _check(name, each)
 
 
 def _check(name: str, rules: TenantRules) -> None:

@@ -81,9 +81,6 @@ class Turns:
     def __contains__(self, flow: FlowKey) -> bool:
         return flow in self._listed
 
-    def is_suspended(self, flow: FlowKey) -> bool:
-        return flow in self._suspended
-
     # flows come and go
 
     def enter(self, flow: FlowKey) -> None:

@@ -52,7 +52,7 @@ def do_worker(
 def as_by_now(settings: Settings, source: PolicySource) -> Settings:
     """What the others have taken over meanwhile; with a bad file, what was good last."""
     try:
-        return taken_over(settings, source.read())
+        return taken_over(settings, source.read_again())
     except Exception:  # noqa: BLE001  what is wrong with it, is said by those who watch it
         return settings
 

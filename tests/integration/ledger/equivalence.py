@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from integration.ledger.process import START_MS, Pool, Process, open_pool, until_settled
 from kvgate.ledger.base import Ask, Grant, RateSpent, Served
+from kvgate.ledger.charges import charge_of
 from kvgate.ledger.core import LedgerCore
-from kvgate.ledger.redis import charge_of
 from kvgate.ledger.rules import Parts
 from kvgate.ledger.scripts import Granted, Place
 from kvgate_policies.types import CLASSES, EngineLimits, KVCost, TenantRules
@@ -29,7 +29,7 @@ from unit.ledger.pool import OTHER_SHAPE, SHAPE
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from kvgate.ledger.scripts import Charge
+    from kvgate.ledger.charges import Charge
     from kvgate_policies.types import TenantUse
     from support.redis_server import RedisServer
 

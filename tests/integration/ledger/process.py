@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import redis.asyncio
 
 from kvgate.ledger.base import Ask, RateSpent, Refusal
+from kvgate.ledger.charges import Charge
 from kvgate.ledger.lua import Script
 from kvgate.ledger.scripts import (
     BeatReply,
-    Charge,
     Granted,
     Holding,
     LedgerScripts,

@@ -10,8 +10,9 @@ import pytest
 
 from integration.ledger.process import START_MS, Pool, open_pool
 from kvgate.ledger.base import RateSpent, Refusal
+from kvgate.ledger.charges import Charge
 from kvgate.ledger.rules import PART_MAX, Parts
-from kvgate.ledger.scripts import Charge, Granted, Place
+from kvgate.ledger.scripts import Granted, Place
 from kvgate_policies.types import PriorityClass, TenantRules, TenantUse
 from unit.ledger.pool import ask, cost, engine
 
