@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.admission.calibration import calibration
@@ -117,7 +117,7 @@ class Bench:
         return mean_of([self._run(cell, seed) for seed in self.seeds])
 
     def _run(self, cell: Cell, seed: int) -> Score:
-        cell = Cell(cell.profile, cell.policy, cell.load, seed, cell.limit, cell.fair, self.times)
+        cell = replace(cell, seed=seed, times=self.times)
         self._progress(f"{cell.profile} {cell.policy} load {cell.load} {cell.limit} seed {seed}")
         found = run(cell)
         self.kept.append({**asdict(cell), **asdict(found)})

@@ -38,14 +38,6 @@ class Phase:
     revoked: int
     good: int
 
-    @property
-    def per_1000_arrivals(self) -> float:
-        return 1000.0 * self.preempted / max(self.arrivals, 1)
-
-    @property
-    def per_1000_let_through(self) -> float:
-        return 1000.0 * self.preempted / max(self.let_through, 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -36,7 +36,6 @@ class Sequence:
     last_step: int = -1
     runs: list[tuple[int, int]] = field(default_factory=list)
     """First and last step of each unbroken run of tokens."""
-    preempted: int = 0
 
 
 @dataclass(slots=True)
@@ -230,7 +229,6 @@ class Engine:
                 victim = self.running.pop()
                 free += self.held(victim)
                 self._take_off(victim)
-                victim.preempted += 1
                 self.preemptions += 1
                 self.waiting.appendleft(victim)
                 preempted.append(victim)

@@ -60,7 +60,6 @@ class World:
         self._pinned: list[Job | None] = [None] * len(engines)
         self._backlog: Iterator[Job] | None = None
         self.counting_from_s = 0.0
-        self.revocations = 0
 
     # Running
 
@@ -131,7 +130,6 @@ class World:
         self._withdraw(job)
         job.revoked += 1
         job.granted_s = job.first_token_s = job.sequence = None
-        self.revocations += 1
         self.queue.put(job)
         self._limit_wait(job)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from kvgate_dashboards import engines, overview, runbook, tenants, tuning
 from kvgate_dashboards.board import Board, Section, to_json
 from kvgate_dashboards.parts import words
-
-FOLDER = Path(__file__).parents[1] / "dashboards"
+from kvgate_dashboards.reading import FOLDER
 
 
 def runbook_board() -> Board:

@@ -33,7 +33,8 @@ def lines(figure: Figure, box: Box, panel: Panel, view: View) -> None:
     else:
         _curves(axes, curves, view, steps=custom.get("lineInterpolation") == "stepAfter")
     unit = panel.defaults["unit"]
-    _axes_look(axes, view, unit)
+    _over_time(axes, view, labelsize=7)
+    _values_look(axes, unit)
     for step in panel.defaults["thresholds"]["steps"][1:]:
         if axes.get_ylim()[0] <= step["value"] <= axes.get_ylim()[1]:
             axes.axhline(step["value"], color=looks.colour(step["color"]), linewidth=0.8, linestyle="--")
@@ -55,18 +56,21 @@ def _per_row(panel: Panel) -> int:
     return max(2, round(float(panel.raw["gridPos"]["w"]) / 2.7))
 
 
-def _axes_look(axes: Axes, view: View, unit: str) -> None:
+def _over_time(axes: Axes, view: View, *, labelsize: float) -> None:
     axes.set_xlim(0, view.end_s - view.start_s)
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.0), max(high, 1e-9))
-    axes.grid(visible=True, color=looks.GRID, linewidth=0.6)
-    axes.tick_params(colors=looks.FAINT, labelsize=7, length=0)
-    axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
-    short = "short" if unit.startswith("suffix:") else unit  # the title has it
-    axes.yaxis.set_major_formatter(lambda value, _: looks.written(value, short))
+    axes.tick_params(colors=looks.FAINT, labelsize=labelsize, length=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} s")
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def _values_look(axes: Axes, unit: str) -> None:
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.0), max(high, 1e-9))
+    axes.grid(visible=True, color=looks.GRID, linewidth=0.6)
+    axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    short = "short" if unit.startswith("suffix:") else unit  # the title has it
+    axes.yaxis.set_major_formatter(lambda value, _: looks.written(value, short))
 
 
 def _curves(axes: Axes, curves: Sequence[Curve], view: View, *, steps: bool) -> None:
@@ -108,11 +112,7 @@ def strip(figure: Figure, box: Box, panel: Panel, view: View) -> None:
                 -at, view.step_s * 1.05, left=moment, color=words[int(value)][1], height=0.75, linewidth=0
             )
     axes.set_yticks([-at for at in range(len(curves))], [name for name, _, _ in curves])
-    axes.set_xlim(0, view.end_s - view.start_s)
-    axes.tick_params(colors=looks.FAINT, labelsize=8, length=0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} s")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    _over_time(axes, view, labelsize=8)
     seen = sorted({int(value) for _, _, values in curves for value in values})
     handles = [mpl.patches.Patch(color=words[value][1], label=words[value][0]) for value in seen]
     axes.legend(

@@ -70,7 +70,7 @@ def _wrapped(text: str, width: int) -> str:
 
 def bars(figure: Figure, box: Box, panel: Panel, view: View) -> None:
     axes = _bare(figure, box)
-    values = sorted(view.values(panel), key=lambda item: -item[1])
+    values = view.values(panel)
     if not values:
         axes.text(
             0.5,
@@ -81,8 +81,8 @@ def bars(figure: Figure, box: Box, panel: Panel, view: View) -> None:
             ha="center",
             va="center",
         )
-    if panel.defaults.get("max") is not None:
-        values = view.values(panel)
+    if panel.defaults.get("max") is None:
+        values.sort(key=lambda item: -item[1])
     largest = panel.defaults.get("max") or max((value for _, value in values), default=1) or 1
     height = 1 / max(len(values), 3)
     for at, (name, value) in enumerate(values):

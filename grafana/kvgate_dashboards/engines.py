@@ -25,10 +25,8 @@ STATE_NAMES = {at: (state, COLOURS[state]) for at, state in enumerate(ENGINE_STA
 
 def _state_number() -> str:
     """The state as a number: each engine is in exactly one by the word of each process; the worst of their words."""
-    each = (
-        f'({c.ENGINE_STATE.name}{q.selector(c.ENGINE_STATE, f"""state="{state}" """.strip())} == 1) * {at}'
-        for at, state in enumerate(ENGINE_STATES)
-    )
+    selectors = (q.selector(c.ENGINE_STATE, f'state="{state}"') for state in ENGINE_STATES)
+    each = (f"({c.ENGINE_STATE.name}{selector} == 1) * {at}" for at, selector in enumerate(selectors))
     return "max by (pool, engine) (" + " or ".join(each) + ")"
 
 

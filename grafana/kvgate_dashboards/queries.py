@@ -57,9 +57,8 @@ def up_to(edge: float, metric: Metric, *by: str) -> str:
     if edge not in metric.buckets:
         raise ValueError(f"{edge:g} is no bucket of {metric.name}")
     group = f"sum by ({', '.join(by)})" if by else "sum"
-    below = (
-        f'rate({metric.name}_bucket{selector(metric, f"""le="{float(edge)}" """.strip())}[$__rate_interval])'
-    )
+    up_to_edge = selector(metric, f'le="{float(edge)}"')
+    below = f"rate({metric.name}_bucket{up_to_edge}[$__rate_interval])"
     every = f"rate({metric.name}_count{selector(metric)}[$__rate_interval])"
     return f"{group} ({below}) / {group} ({every})"
 

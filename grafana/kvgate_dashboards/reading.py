@@ -21,7 +21,6 @@ class Query:
     expr: str
     legend: str
     ref: str
-    instant: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,7 @@ class Panel:
     @property
     def queries(self) -> tuple[Query, ...]:
         return tuple(
-            Query(t["expr"], t.get("legendFormat", ""), t["refId"], bool(t.get("instant")))
-            for t in self.raw.get("targets", ())
+            Query(t["expr"], t.get("legendFormat", ""), t["refId"]) for t in self.raw.get("targets", ())
         )
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvgate_policies.capacity_groups import EVERY_TOKEN, Group, blocks_bound, blocks_held, blocks_steady
+from kvgate_policies.capacity_groups import Group, blocks_bound, blocks_held, blocks_steady, grows_evenly
 from kvgate_policies.capacity_layout import lay_out
 from kvgate_policies.capacity_setup import Memory, Setup, serving_of
 
@@ -56,7 +56,7 @@ class Plan:
     @property
     def one_group(self) -> bool:
         """Whether the memory of a sequence simply grows with its tokens."""
-        return len(self.groups) == 1 and self.groups[0].kind in EVERY_TOKEN
+        return grows_evenly(self.groups)
 
     def blocks(self, tokens: int) -> int:
         """Blocks of a sequence of so many tokens, at its peak."""
@@ -99,5 +99,5 @@ def make_plan(setup: Setup) -> Plan:
 
 def _pool_bytes(setup: Setup) -> int:
     if isinstance(setup.memory, Memory):
-        return setup.memory.pool_bytes(setup.tensor_parallel * setup.pipeline_parallel)
+        return setup.memory.pool_bytes(setup.gpus_per_engine)
     return setup.memory

@@ -133,6 +133,11 @@ def _enlarged(page: Page, largest: int) -> Page:
     return replace(page, bytes=largest)
 
 
+def grows_evenly(groups: Sequence[Group]) -> bool:
+    """Whether the memory of a sequence simply grows with its tokens: one group, which keeps all of them."""
+    return len(groups) == 1 and groups[0].kind in EVERY_TOKEN
+
+
 def blocks_held(group: Group, tokens: int, serving: Serving) -> int:
     """Blocks of one sequence in this group at the most, on its way to `tokens` slots."""
     page = group.page

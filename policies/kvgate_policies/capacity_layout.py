@@ -15,7 +15,14 @@ from kvgate_policies.capacity_dtypes import (
     state_bytes,
     token_bytes,
 )
-from kvgate_policies.capacity_groups import EVERY_TOKEN, Group, Page, group_layers, hybrid_block_tokens
+from kvgate_policies.capacity_groups import (
+    EVERY_TOKEN,
+    Group,
+    Page,
+    group_layers,
+    grows_evenly,
+    hybrid_block_tokens,
+)
 from kvgate_policies.capacity_setup import block_size_of, check_setup
 from kvgate_policies.model_shape import Kind, ModelShapeError, only
 
@@ -51,7 +58,7 @@ class Layout:
         return _fullest(_kept_to_the_end(self.pages, self.per_token), self.stages)
 
     def sequence_bytes(self, tokens: int, blocks: int, context_parallel: int) -> int:
-        if len(self.groups) == 1 and self.groups[0].kind in EVERY_TOKEN:
+        if grows_evenly(self.groups):
             return self.token_bytes * -(-tokens // context_parallel)
         return blocks * self.block_bytes
 

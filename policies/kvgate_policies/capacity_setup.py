@@ -38,9 +38,13 @@ class Memory:
     overhead: Fraction
     """Of each GPU: activations, CUDA graphs, communication buffers."""
 
+    def left_bytes(self, gpus_per_engine: int) -> Fraction:
+        """What is left for KV cache on one GPU, not rounded; below 0 where the rest does not fit."""
+        return self.gpu * self.utilization - self.weights / gpus_per_engine - self.overhead
+
     def pool_bytes(self, gpus_per_engine: int) -> int:
         """What is left for KV cache on one GPU. Raises CapacityError when that is nothing."""
-        left = self.gpu * self.utilization - self.weights / gpus_per_engine - self.overhead
+        left = self.left_bytes(gpus_per_engine)
         if left <= 0:
             raise CapacityError(
                 f"no memory is left for KV cache: the weights and the overhead take {_gib(-left)} more than the "
@@ -73,8 +77,12 @@ class Setup:
     prefix_caching: bool = True
 
     @property
+    def gpus_per_engine(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
     def gpus(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.gpus_per_engine * self.data_parallel
 
 
 def serving_of(setup: Setup) -> Serving:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from kvgate.admin.lookup import pool_named, pools_of_engine, tenant_named
+from kvgate.admin.lookup import must_be_tenant, pools_chosen, pools_of_engine, tenant_named
 from kvgate.admin.models import FOR_DEFAULT, Drained, EngineRef, TenantChange, TenantDetail
 from kvgate.admin.problems import told
 from kvgate.admin.views import engines_json
@@ -59,9 +59,8 @@ def _of_tenants(state: AdminState) -> APIRouter:
         """Change what holds for a tenant, for a while and in all processes. What was changed before in the same place
         stays, and ends with this change; the file is not touched.
         """
-        tenant_named(state, name)
-        if wanted.pool is not None:
-            pool_named(state, wanted.pool)
+        must_be_tenant(state, name)
+        pools_chosen(state, wanted.pool)
         try:
             for_s = units.duration_s(wanted.for_ or FOR_DEFAULT)
         except ValueError as error:
@@ -71,19 +70,18 @@ def _of_tenants(state: AdminState) -> APIRouter:
         except ConfigError as error:
             raise HTTPException(422, "; ".join(str(error).splitlines())) from error
         except ChangeNotKept as error:
-            raise HTTPException(503, f"Not changed, as far as is known: {error}. Try again.") from error
+            raise _not_kept(error) from error
         return tenant_named(state, name)
 
     @router.delete("/tenants/{name}", responses=told(404, 503))
     async def end(name: Name, request: Request, pool: InPool = None) -> TenantDetail:
         """End a change of a tenant before its time: the file holds again."""
-        tenant_named(state, name)
-        if pool is not None:
-            pool_named(state, pool)
+        must_be_tenant(state, name)
+        pools_chosen(state, pool)
         try:
             ended = await state.tenants.end(name, pool, asked_by(request))
         except ChangeNotKept as error:
-            raise HTTPException(503, f"Not changed, as far as is known: {error}. Try again.") from error
+            raise _not_kept(error) from error
         if not ended:
             where = "in all pools" if pool is None else f"in the pool {pool}"
             raise HTTPException(404, f"The tenant {name!r} has no change {where} that could be ended.")
@@ -96,6 +94,10 @@ def asked_by(request: Request) -> str:
     """The peer, for the log."""
     peer = request.client.host if request.client else ""
     return peer or request.headers.get(ASKED_BY, "")[:64] or "someone"
+
+
+def _not_kept(error: ChangeNotKept) -> HTTPException:
+    return HTTPException(503, f"Not changed, as far as is known: {error}. Try again.")
 
 
 async def _told(state: AdminState, engine: EngineRef, tell: Callable[[str, str], Awaitable[bool]]) -> Drained:

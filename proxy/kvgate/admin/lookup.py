@@ -10,6 +10,8 @@ from kvgate.admin.problems import SHOWN_CHARS_MAX
 from kvgate.admin.tenants import tenant_detail, uses_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvgate.admin.models import TenantDetail
     from kvgate.admin.state import AdminState, PoolState
     from kvgate_policies.types import LedgerView
@@ -29,17 +31,28 @@ def pool_named(state: AdminState, name: str | None) -> PoolState:
     raise _not_there("pool", name, [pool.name for pool in pools])
 
 
+def pools_chosen(state: AdminState, name: str | None) -> Sequence[PoolState]:
+    """The pool of that name, all without one. Raises HTTPException 404."""
+    return state.pools() if name is None else [pool_named(state, name)]
+
+
+def must_be_tenant(state: AdminState, name: str) -> None:
+    """Raises HTTPException 404."""
+    names = state.tenants.book.names
+    if name not in names:
+        raise _not_there("tenant", name, names)
+
+
 def tenant_named(state: AdminState, name: str) -> TenantDetail:
     """Everything about a tenant. Raises HTTPException 404."""
+    must_be_tenant(state, name)
     book = state.tenants.book
-    if name not in book.names:
-        raise _not_there("tenant", name, book.names)
     return tenant_detail(name, book, state.tenants.standing(), uses_of(ledger_views(state)))
 
 
 def pools_of_engine(state: AdminState, engine_id: str, pool: str | None) -> list[PoolState]:
     """The pools that have an engine of this id, or a backend of this URL. Raises HTTPException 404."""
-    chosen = state.pools() if pool is None else [pool_named(state, pool)]
+    chosen = pools_chosen(state, pool)
     found = [
         one for one in chosen if any(engine_id in {status.id, status.url} for status in one.engine_statuses())
     ]

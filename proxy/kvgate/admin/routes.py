@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from kvgate.admin.changes import change_routes
+from kvgate.admin.changes import Name, change_routes
 from kvgate.admin.guard import token_guard
-from kvgate.admin.lookup import ledger_views, pool_named, tenant_named
+from kvgate.admin.lookup import ledger_views, pool_named, pools_chosen, tenant_named
 from kvgate.admin.models import (
     LEDGER_EXAMPLE,
     EnginesView,
@@ -41,7 +41,6 @@ PAGE = 200
 InPool = Annotated[str | None, Query(description="The name of a pool; without, the first or all.")]
 After = Annotated[str | None, Query(description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=PAGE, description="Tenants on a page.")]
-Name = Annotated[str, Path(description="The name of a tenant.")]
 
 
 def admin_routes(state: AdminState) -> APIRouter:
@@ -70,8 +69,9 @@ def _of_pools(state: AdminState) -> APIRouter:
     @router.get("/engines", responses=told(404))
     async def engines(pool: InPool = None) -> EnginesView:
         """Each engine: its state, its capacity and where that is known from, what is reserved on it, its own gauges."""
-        chosen = state.pools() if pool is None else [pool_named(state, pool)]
-        return EnginesView(engines=[shown for one in chosen for shown in engines_json(one)])
+        return EnginesView(
+            engines=[shown for one in pools_chosen(state, pool) for shown in engines_json(one)]
+        )
 
     @router.get(
         "/ledger",
@@ -85,7 +85,7 @@ def _of_pools(state: AdminState) -> APIRouter:
     @router.get("/queue", responses=told(404))
     async def queue(pool: InPool = None) -> QueueView:
         """Who waits, and for what."""
-        chosen = state.pools() if pool is None else [pool_named(state, pool)]
+        chosen = pools_chosen(state, pool)
         return QueueView(pools=[queue_view(one.name, one.ledger_view()) for one in chosen])
 
     @router.get("/settings")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvgate.admin.models import (
@@ -15,8 +14,9 @@ from kvgate.admin.models import (
     ValueView,
     WaitingView,
 )
+from kvgate.config.layers import LIMITS, RULES
 from kvgate.config.overrides import CALLED
-from kvgate_policies.types import LedgerView, TenantPolicy, TenantRules, TenantUse
+from kvgate_policies.types import LedgerView, TenantPolicy, TenantUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Uses = dict[str, dict[str, TenantUse]]
 """What each tenant uses, by pool and name."""
-SHOWN = (*(one.name for one in fields(TenantPolicy) if one.name not in {"name", "rules"}),)
-SHOWN_RULES = tuple(one.name for one in fields(TenantRules))
 
 
 def page(names: Sequence[str], after: str | None, limit: int) -> tuple[list[str], str | None]:
@@ -62,9 +60,7 @@ def tenant_detail(name: str, book: TenantBook, changes: Iterable[Standing], uses
 def values(name: str, pool: str, book: TenantBook) -> dict[str, ValueView]:
     """Every value that holds for a tenant in a pool, and where it was written."""
     policy, origins = book.policy(name, pool), book.origins(name, pool)
-    plain = {one: getattr(policy, one) for one in SHOWN} | {
-        one: getattr(policy.rules, one) for one in SHOWN_RULES
-    }
+    plain = {one: getattr(policy, one) for one in LIMITS} | {one: getattr(policy.rules, one) for one in RULES}
     return {
         CALLED.get(one, one): ValueView(value=value, origin=origins.get(one, "default"))
         for one, value in plain.items()

@@ -19,8 +19,6 @@ ADMIN_ENV, TOKEN_ENV, TOKEN_FILE_ENV = "KVGATE_ADMIN", "KVGATE_ADMIN_TOKEN", "KV
 ANSWER_S_MAX = 10.0
 """For one answer: a kvgate whose loop is stuck for so long has other troubles."""
 TOKEN_BYTES_MAX = 4096
-WIDTH_WITHOUT_TERMINAL = 200
-"""So that a row stays a line for whoever reads it from a pipe."""
 
 Admin = Annotated[
     str | None,
@@ -141,6 +139,8 @@ def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:
 
 def show(*parts: Table | str) -> None:
     from rich.console import Console  # noqa: PLC0415
+
+    from kvgate.cli.findings import WIDTH_WITHOUT_TERMINAL  # noqa: PLC0415
 
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True, width=width)

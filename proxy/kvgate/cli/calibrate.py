@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgate.cli.load_words import check_writable, write
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ def calibrate(
     else:
         print_fit(found, sys.stdout)
     if out is not None:
-        text = profile_text(found.profile(name, _source(room, found)))
-        try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from error
+        write("--out", out, profile_text(found.profile(name, _source(room, found))))
         if not as_json:
             typer.echo(f"\nWritten to {out}.")
     return 0
@@ -97,5 +93,4 @@ def _check(out: Path | None, name: str) -> None:
         return
     if out.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--out: {out} is not allowed; allowed: a file that ends in .yaml")
-    if not out.parent.is_dir() or out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"--out: {out} cannot be written; name a file in a directory that is there")
+    check_writable("--out", out)

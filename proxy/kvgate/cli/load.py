@@ -19,6 +19,7 @@ from kvgate.cli.load_words import (
     sizes_of,
     tenants_of,
     urls_of,
+    write,
 )
 from kvgate.errors import ConfigError
 
@@ -144,7 +145,7 @@ def load(
     if find_ceiling and (tenant is not None and len(tenant) > 1):
         raise ConfigError("--find-ceiling: with one --tenant at most; it sends sessions of one kind")
     if html is not None:
-        check_writable(html)
+        check_writable("--html", html)
     duration_s = seconds("--duration", duration, 600.0 if find_ceiling else 60.0)
     defaults = Objective()
     order = Order(
@@ -220,10 +221,7 @@ def _report(result: Result, *, as_json: bool, html: Path | None) -> int:
     else:
         print_result(result, sys.stdout)
     if html is not None:
-        try:
-            html.write_text(page(result), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html: {html} cannot be written: {error.strerror}") from error
+        write("--html", html, page(result))
     if result.interrupted:
         return EXIT_INTERRUPTED
     return 0 if result.completed else EXIT_NOTHING_COMPLETED

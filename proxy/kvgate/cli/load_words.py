@@ -21,10 +21,18 @@ DURATION_S_MAX = 3600.0
 """An hour of load shows what there is to see; more is a mistake in a unit."""
 
 
-def check_writable(file: Path) -> None:
+def check_writable(option: str, file: Path) -> None:
     """Before the load and not after it. Raises ConfigError."""
     if not file.parent.is_dir() or file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"--html: {file} cannot be written; name a file in a directory that is there")
+        raise ConfigError(f"{option}: {file} cannot be written; name a file in a directory that is there")
+
+
+def write(option: str, file: Path, text: str) -> None:
+    """What was asked for in a file. Raises ConfigError."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option}: {file} cannot be written: {error.strerror}") from error
 
 
 def urls_of(url: str | None, compare: tuple[str, str] | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from kvgate.errors import ConfigError
 from kvgate_policies.types import TenantPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvgate.config.options import Option
 
@@ -47,8 +47,7 @@ def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -
     Raises:
         ConfigError: A line for each thing that is wrong, with where, what, and what is allowed.
     """
-    given = _of((o, o.env, env[o.env]) for o in OPTIONS if env.get(o.env))
-    given |= _of((o, o.flag, cli[o.key]) for o in OPTIONS if o.flag and cli.get(o.key) is not None)
+    given = _given(OPTIONS, env, cli)
     settings = _of_file(path, given, Secrets(path, env)) if path else effective(given)
     check_tokenizers(settings, path, given)
     return settings
@@ -67,9 +66,7 @@ def ledger_place(path: Path | None, env: Mapping[str, str], cli: Mapping[str, ob
 
     Raises ConfigError, also when they come to a ledger that no one shares, or to no pool among several.
     """
-    options = [option for option in OPTIONS if option.target in LEDGER_PLACE]
-    given = _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
-    given |= _of((o, o.flag, cli[o.key]) for o in options if cli.get(o.key) is not None)
+    given = _given([option for option in OPTIONS if option.target in LEDGER_PLACE], env, cli)
     if path:
         policy = read_policy(path)
         given = _ledger_of(policy, path, given) | given
@@ -155,6 +152,12 @@ def _spec(given: Mapping[str, Given]) -> PoolSpec:
         return PoolSpec.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_refused(given, dict(e)) for e in error.errors())) from error
+
+
+def _given(options: Sequence[Option], env: Mapping[str, str], cli: Mapping[str, object]) -> dict[str, Given]:
+    """What the environment and, over it, the command line say of these options. Raises ConfigError."""
+    given = _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
+    return given | _of((o, o.flag, cli[o.key]) for o in options if o.flag and cli.get(o.key) is not None)
 
 
 def _of(values: Iterable[tuple[Option, str, object]]) -> dict[str, Given]:

@@ -22,6 +22,7 @@ from kvgate.engines.models import read_models, window
 from kvgate.errors import ConfigError
 from kvgate.load.lengths import Fixed, Independent
 from kvgate.load.mix import Tenant, drawn, fresh_salt
+from kvgate.load.target import ANSWER_S_MAX
 from kvgate.load.trial import Bounds, Outcome, Stop, Trial
 from kvgate_policies.kv_cost import price
 from kvgate_policies.types import EngineShape
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from kvgate.load.client import Patience
     from kvgate.load.score import Objective
     from kvgate.load.workload import PromptKind
-
-ANSWER_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)

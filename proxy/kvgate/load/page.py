@@ -6,8 +6,8 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvgate.load.chart import Chart, Line, legend, svg
-from kvgate.load.tables import headline, rows, seconds
+from kvgate.load.chart import COLOURS, Chart, Line, legend, svg
+from kvgate.load.tables import headline, rows, seconds, tenant_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ figure { margin: 0; } svg { width: 100%; height: auto; } .none, .legend { color:
   vertical-align: middle; background: currentColor; }
 """ + "".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .dot.c{n} {{ fill: var(--c{n}); }} .key.c{n} {{ color: var(--c{n}); }}\n"
-    for n in range(6)
+    for n in range(COLOURS)
 )
 
 
@@ -77,18 +77,7 @@ def _tenants(outcomes: Sequence[Outcome]) -> Iterator[str]:
                     "between tokens, p99",
                     "tokens a second",
                 ],
-                (
-                    [
-                        name,
-                        f"{score.completed:,} of {score.offered:,}",
-                        f"{score.good_share:.0%}",
-                        seconds(score.ttft_p50_s),
-                        seconds(score.ttft_p99_s),
-                        seconds(score.itl_p99_s),
-                        f"{score.tokens_per_s:,.0f}",
-                    ]
-                    for name, score in outcome.tenants.items()
-                ),
+                tenant_rows(outcome),
             )
 
 

@@ -107,8 +107,20 @@ def _tenants(console: Console, outcome: Outcome) -> None:
         "between tokens, p99",
         "tokens/s",
     )
+    for cells in tenant_rows(outcome):
+        table.add_row(*cells)
+    console.print()
+    console.print(table)
     for name, score in outcome.tenants.items():
-        table.add_row(
+        if score.errors:
+            errors = ", ".join(f"{reason} {count:,}" for reason, count in score.errors.items())
+            console.print(f"  {name}, errors: {errors}")
+
+
+def tenant_rows(outcome: Outcome) -> Iterator[list[str]]:
+    """A line for each tenant: its name, completed, good, the times, and its pace."""
+    for name, score in outcome.tenants.items():
+        yield [
             name,
             f"{score.completed:,} of {score.offered:,}",
             f"{score.good_share:.0%}",
@@ -116,13 +128,7 @@ def _tenants(console: Console, outcome: Outcome) -> None:
             seconds(score.ttft_p99_s),
             seconds(score.itl_p99_s),
             f"{score.tokens_per_s:,.0f}",
-        )
-    console.print()
-    console.print(table)
-    for name, score in outcome.tenants.items():
-        if score.errors:
-            errors = ", ".join(f"{reason} {count:,}" for reason, count in score.errors.items())
-            console.print(f"  {name}, errors: {errors}")
+        ]
 
 
 def _notes(result: Result) -> Iterator[str]:

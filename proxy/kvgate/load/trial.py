@@ -54,8 +54,6 @@ class Outcome:
     started_s: float
     left_out: int
     """Sessions of an open loop that were not sent, because too many were in flight."""
-    engines_missed: int
-    """Looks at an engine that got no answer."""
     interrupted: bool
     """Somebody said stop."""
     watched: bool
@@ -175,7 +173,6 @@ class Trial:
             samples=tuple(self._watch.samples),
             started_s=self._started_s,
             left_out=self._load.left_out,
-            engines_missed=self._watch.missed,
             interrupted=interrupted,
             watched=bool(self._engines),
         )

@@ -109,7 +109,7 @@ def of_pool(plan: Plan, sizes: Sizes | None) -> Line:
     """The memory that is left for KV cache."""
     if sizes is None:
         return Line("memory for KV cache", _bytes(plan.pool_bytes))
-    gpus = plan.setup.tensor_parallel * plan.setup.pipeline_parallel
+    gpus = plan.setup.gpus_per_engine
     weights = f"{sizes.weights} / {gpus} GPUs" if gpus > 1 else f"{sizes.weights}"
     left = f"{sizes.gpu} × {float(sizes.utilization):g} − {weights} (weights) − {sizes.overhead} (overhead)"
     return Line("memory for KV cache", f"{left} = {_pool(plan, sizes)}")
@@ -127,8 +127,7 @@ def _exact(plan: Plan) -> Fraction:
     memory = plan.setup.memory
     if isinstance(memory, int):
         return Fraction(memory)
-    gpus = plan.setup.tensor_parallel * plan.setup.pipeline_parallel
-    return memory.gpu * memory.utilization - memory.weights / gpus - memory.overhead
+    return memory.left_bytes(plan.setup.gpus_per_engine)
 
 
 def of_ceiling(plan: Plan) -> Iterator[Line]:
@@ -170,7 +169,7 @@ def longest_for(plan: Plan, sequences: int) -> int | None:
 
 def tensor_parallel_sum(plan: Plan) -> str:
     """The memory of an engine over several GPUs, added up."""
-    memory, gpus = plan.setup.memory, plan.setup.tensor_parallel * plan.setup.pipeline_parallel
+    memory, gpus = plan.setup.memory, plan.setup.gpus_per_engine
     if isinstance(memory, int):
         return ""
     parts = [memory.gpu * memory.utilization, memory.weights / gpus, memory.overhead]

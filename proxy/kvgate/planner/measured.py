@@ -65,16 +65,14 @@ def cuts(answer: Answer) -> list[CutBy]:
     if traffic is None:
         return []
     found = [
-        CutBy(option.name, option.plan.setup.max_model_len, 0.0)
+        (option.name, option.plan.setup.max_model_len)
         for option in answer.singles
         if option.plan is not None and Trade.LENGTH in option.trades
     ]
     now = answer.plan.setup.max_model_len
     if traffic.total.share_above(now) > 0:
-        found.insert(0, CutBy(f"max_model_len {now}, as it is", now, 0.0))
-    return [
-        CutBy(one.option, one.max_model_len, traffic.total.share_above(one.max_model_len)) for one in found
-    ]
+        found.insert(0, (f"max_model_len {now}, as it is", now))
+    return [CutBy(option, window, traffic.total.share_above(window)) for option, window in found]
 
 
 def measured_json(answer: Answer) -> dict[str, object] | None:

@@ -1,16 +1,13 @@
-"""Both ledgers, and what the tests measured: printed with each test and once more at the end of the run."""
+"""Both ledgers: each test of the folder runs with the one and with the other."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from e2e.shared.rig import Table
 from e2e.tenants.rig import Deployment, in_one_process, in_two_replicas
 from support.redis_server import binary
-
-TABLES = pytest.StashKey[list[Table]]()
 
 
 @pytest.fixture(scope="session", params=["memory", "shared"])
@@ -31,28 +28,3 @@ async def deployed(deployments: Deployment) -> AsyncIterator[Deployment]:
     yield deployments
     await deployments.empty()
     assert deployments.fleet.trouble() == []
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[TABLES] = []
-
-
-@pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Callable[[dict[str, object]], None]:
-    """Call it with what was measured: before the assertions, so that a failure shows the numbers too."""
-
-    def tell(rows: dict[str, object]) -> None:
-        table = Table(request.node.name, rows)
-        print("\n" + "\n".join(table.lines()))
-        request.config.stash.setdefault(TABLES, []).append(table)
-
-    return tell
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    tables = config.stash.get(TABLES, [])
-    if tables:
-        terminalreporter.section("tenants: what was measured")
-    for table in tables:
-        for line in table.lines():
-            terminalreporter.write_line(line)

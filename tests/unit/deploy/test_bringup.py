@@ -10,9 +10,10 @@ import yaml
 
 from bringup import monitoring
 from bringup.monitoring import find_prometheus, prometheus_config
-from bringup.ports import HOST, PortTakenError, check_free, free_ports, places_for, with_free_ports
+from bringup.ports import HOST, PortTakenError, check_free, places_for, with_free_ports
 from bringup.shape import read_shape
 from bringup.traffic import keys_of
+from kvgate.demo.children import free_ports
 from up import duration_s
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from kvgate.telemetry.catalogue import METRICS, Across, Kind, Metric
 from kvgate.telemetry.scrape import ENGINE_STATES
 from kvgate_dashboards import ClassicDashboard, engines
-from kvgate_dashboards.__main__ import FOLDER, files
-from kvgate_dashboards.reading import Panel, Query, boards, filled, label_values, panels
+from kvgate_dashboards.__main__ import files
+from kvgate_dashboards.reading import FOLDER, Panel, Query, boards, filled, label_values, panels
 from kvgate_dashboards.runbook import UID as RUNBOOK
 from kvgate_dashboards.runbook import panel_id, paragraphs
 

@@ -20,9 +20,9 @@ def test_variables_and_intervals_are_put_in():
 
 
 def test_legends_name_a_series_by_its_labels():
-    named = Query("a", "{{pool}}: {{ reason }}", "A", instant=False)
+    named = Query("a", "{{pool}}: {{ reason }}", "A")
     assert legend(named, {"pool": "x", "reason": "y"}) == "x: y"
-    assert legend(Query("a", "", "A", instant=False), {"b": "1", "a": "2"}) == "a=2, b=1"
+    assert legend(Query("a", "", "A"), {"b": "1", "a": "2"}) == "a=2, b=1"
 
 
 def test_a_variable_is_a_label_of_a_selector():

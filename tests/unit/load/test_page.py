@@ -85,7 +85,7 @@ def outcome(name: str, preemptions: int = 3, **more: Any) -> Outcome:
     known: dict[str, Any] = {
         "name": name, "url": "http://u", "report": report(records, samples), "score": score(records, Objective(), 0.8),
         "tenants": by_tenant(records, Objective(), 0.8), "records": tuple(records), "samples": tuple(samples),
-        "started_s": 1.0, "left_out": 4, "engines_missed": 0, "interrupted": False, "watched": True,
+        "started_s": 1.0, "left_out": 4, "interrupted": False, "watched": True,
     }  # fmt: skip
     return Outcome(**(known | more))
 

@@ -30,7 +30,7 @@ def measured(request: pytest.FixtureRequest) -> Callable[[dict[str, object]], No
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     tables = config.stash.get(TABLES, [])
     if tables:
-        terminalreporter.section("shared ledger: what was measured")
+        terminalreporter.section("what was measured")
     for table in tables:
         for line in table.lines():
             terminalreporter.write_line(line)
