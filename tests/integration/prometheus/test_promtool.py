@@ -45,6 +45,8 @@ def test_each_alert_fires_for_its_fault_and_clears(tmp_path: Path):
     ]
     assert tested == {rule["alert"] for rule in rules if "alert" in rule}
     tests["rule_files"] = [str(file) for file in RULES]
+    named = {group["name"] for file in RULES for group in yaml.safe_load(file.read_text())["groups"]}
+    assert set(tests["group_eval_order"]) == named
     made = tmp_path / "rules_test.yaml"
     made.write_text(yaml.safe_dump(tests))
     assert "SUCCESS" in promtool("test", "rules", str(made))
