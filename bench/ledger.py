@@ -3,9 +3,9 @@
     python bench/ledger.py [--seconds 1.0] [--tenants 1]
 
 A cycle is one whole turn of a saturated pool: a running request is released, waiting ones are granted, and
-new ones are reserved at the end of the queue. Two loads: *equal*, every request of one size; *mixed*,
-sizes up to 60 % of an engine, so that requests are passed and engines are pinned. Per second of
-CPU time, so that a busy machine does not change the answer.
+new ones are reserved at the end of the queue. Three loads: *equal*, every request of one size; *mixed*,
+sizes up to 60 % of an engine, so that requests are passed and engines are pinned; *forecast*, mixed prompts with
+expected lengths in place of peaks. Per second of CPU time, so that a busy machine does not change the answer.
 """
 
 from __future__ import annotations
@@ -21,30 +21,45 @@ from dataclasses import replace
 from kvgate.clock import SystemClock
 from kvgate.ledger.base import Ask, RateSpent, Refusal, Ticket
 from kvgate.ledger.memory import MemoryLedger
+from kvgate_policies.forecast_occupancy import blocks_of_request, forecast_occupancy
+from kvgate_policies.forecast_survival import prior
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
 SHAPE = EngineShape(block_size=16, max_model_len=32768)
 CAPACITY = EngineLimits("?", SHAPE, blocks=10_000, seqs=256, prefill_tokens=1_000_000)
 QUEUED = (10, 1_000, 10_000)
 ENGINES = (1, 10, 100)
-Sizes = Callable[[], int]
+Costs = Callable[[], KVCost]
 
 
-def equal_sizes() -> Sizes:
-    return lambda: CAPACITY.blocks // 50
+def equal_sizes() -> Costs:
+    return lambda: KVCost(CAPACITY.blocks // 50, 1, 500)
 
 
-def mixed_sizes() -> Sizes:
+def mixed_sizes() -> Costs:
     rng = random.Random(7)
-    return lambda: int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0)))
+    return lambda: KVCost(int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0))), 1, 500)
+
+
+def forecasts() -> Costs:
+    rng = random.Random(7)
+
+    def cost() -> KVCost:
+        tokens = int(SHAPE.max_model_len * min(0.6, rng.lognormvariate(-3.5, 1.0)))
+        blocks = blocks_of_request(SHAPE, tokens, 1)
+        expected = forecast_occupancy(prior(), blocks, generated=0, limit=4096)
+        return KVCost(blocks(4096), 1, 500, expected)
+
+    drawn = [cost() for _ in range(512)]
+    return lambda: rng.choice(drawn)
 
 
 class Pool:
     """A ledger with every engine full, a queue of fixed length, and a task that waits for each request."""
 
-    def __init__(self, queued: int, sizes: Sizes, tenants: int) -> None:
+    def __init__(self, queued: int, costs: Costs, tenants: int) -> None:
         self._ledger = MemoryLedger(SystemClock())
-        self._queued, self._sizes = queued, sizes
+        self._queued, self._costs = queued, costs
         self._tenants = itertools.cycle(f"t{number}" for number in range(tenants))
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +83,7 @@ class Pool:
         await asyncio.sleep(0)
         while self._waiting < self._queued:
             self._waiting += 1
-            cost = KVCost(self._sizes(), 1, 500)
+            cost = self._costs()
             request_id, tenant = f"r{next(self._ids)}", next(self._tenants)
             ticket = await self._ledger.reserve(Ask(request_id, tenant, {SHAPE: cost}, 1_000_000))
             task = asyncio.create_task(self._wait(ticket))
@@ -88,8 +103,8 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def cycles_per_s(queued: int, engines: int, sizes: Sizes, tenants: int, seconds: float) -> float:
-    pool = Pool(queued, sizes, tenants)
+async def cycles_per_s(queued: int, engines: int, costs: Costs, tenants: int, seconds: float) -> float:
+    pool = Pool(queued, costs, tenants)
     await pool.fill(engines)
     done, began_s = 0, time.process_time()
     while (passed_s := time.process_time() - began_s) < seconds:
@@ -104,12 +119,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
     parser.add_argument("--tenants", type=int, default=1, help="who take turns")
     given = parser.parse_args()
-    for name, sizes in (("equal", equal_sizes), ("mixed", mixed_sizes)):
-        print(f"{name} sizes, cycles/s (reserve + grant + release)")
+    loads = {"equal sizes": equal_sizes, "mixed sizes": mixed_sizes, "forecasts": forecasts}
+    for name, costs in loads.items():
+        print(f"{name}, cycles/s (reserve + grant + release)")
         print("  queued " + "".join(f"{engines:>5} engines" for engines in ENGINES))
         for queued in QUEUED:
             cells = [
-                asyncio.run(cycles_per_s(queued, engines, sizes(), given.tenants, given.seconds))
+                asyncio.run(cycles_per_s(queued, engines, costs(), given.tenants, given.seconds))
                 for engines in ENGINES
             ]
             print(f"{queued:>8} " + "".join(f"{cell:>13,.0f}" for cell in cells))

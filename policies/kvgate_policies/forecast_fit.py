@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from kvgate_policies.forecast_occupancy import SCALE, Occupancy
+from kvgate_policies.occupancy import NOTHING, SCALE, Occupancy
 
 RISK_DEFAULT = 0.01
 """How often the sum may exceed the capacity, a moderate time ahead."""
@@ -43,6 +43,23 @@ def z_of(risk: float) -> ZVector:
     return tuple(normal.inv_cdf(1.0 - min(risk * share, RISK_MAX)) for share in RISK_SHARES)
 
 
+Z_DEFAULT = z_of(RISK_DEFAULT)
+"""For the risk that holds where a policy says nothing."""
+
+
+def blocks_taken(held: Occupancy, newcomer: Occupancy, z: ZVector) -> float:
+    """The left side of the inequality for both together, at the point of the grid where it is largest; blocks.
+
+    In this order of operations, so that it is the same double in every ledger.
+    """
+    most = 0.0
+    for mean, more, variance, more_variance, factor in zip(
+        held.means, newcomer.means, held.variances, newcomer.variances, z, strict=True
+    ):
+        most = max(most, mean + more + factor * math.sqrt(SCALE * (variance + more_variance)))
+    return most / SCALE
+
+
 def load(total: Occupancy, capacity_blocks: float, z: ZVector) -> float:
     """The largest part of the capacity that is taken at any point of the grid; 1 is full.
 
@@ -50,11 +67,7 @@ def load(total: Occupancy, capacity_blocks: float, z: ZVector) -> float:
     """
     if capacity_blocks <= 0.0:
         return math.inf
-    taken = max(
-        mean + factor * math.sqrt(SCALE * variance)
-        for mean, variance, factor in zip(total.means, total.variances, z, strict=True)
-    )
-    return taken / (capacity_blocks * SCALE)
+    return blocks_taken(total, NOTHING, z) / capacity_blocks
 
 
 def fits(

@@ -19,81 +19,30 @@ is taken between two grid points, alive at the left one, as large as at the righ
 is an upper bound of what is held at any moment, not only at the grid points, with no variance at all. `lag`
 covers what it has grown since the vector was made.
 
-A ledger needs nothing but `+`, `-` and `fits` (`forecast_fit`). The numbers are integers, means in 1/`SCALE`
-block and variances in 1/`SCALE` block²: sums come back to exactly zero, in Python and in Lua (up to 2⁵³, which
-is 10⁴ requests of 10⁵ blocks). A guaranteed reservation is the same vector with its peak at every point and no
-variance; both kinds share an engine.
+`occupancy` has the vector and its arithmetic, `forecast_fit` the inequality.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 
 from kvgate_policies.forecast_survival import LENGTH_MAX, Survival
-from kvgate_policies.kv_cost import blocks_of, price
+from kvgate_policies.kv_cost import blocks_after_prompt, price
+from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.types import EngineShape
 
-GRID = (0, 16, 128, 768, 4096)
-"""Look-aheads in tokens. The 16 is essential (about one block more for everyone); more points gain nothing."""
-SCALE = 64
-"""Parts of a block that are told apart."""
 LAG_TOKENS = 16
 """Tokens a request may have grown since its vector was made: a heartbeat of 250 ms at 16 ms for each token."""
 CHANCE_MIN = 1e-6
 """A chance below this changes no number of a vector."""
+SHAPES_MAX = 64
+"""Shapes of engines whose rule is kept at hand; a pool has one or two."""
 _INTERVALS = tuple(zip(GRID, (*GRID[1:], LENGTH_MAX), strict=True))
 
 Blocks = Callable[[int], int]
 """Blocks that all running sequences of one request hold once each has emitted so many tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Mean and variance of the blocks held at each point of `GRID`."""
-
-    means: tuple[int, ...]
-    """In 1/`SCALE` block."""
-    variances: tuple[int, ...]
-    """In 1/`SCALE` block²."""
-
-    def __add__(self, other: Occupancy) -> Occupancy:
-        return Occupancy(
-            tuple(mine + theirs for mine, theirs in zip(self.means, other.means, strict=True)),
-            tuple(mine + theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
-        )
-
-    def __sub__(self, other: Occupancy) -> Occupancy:
-        return Occupancy(
-            tuple(mine - theirs for mine, theirs in zip(self.means, other.means, strict=True)),
-            tuple(mine - theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
-        )
-
-    @property
-    def use_blocks(self) -> int:
-        """What a tenant is said to use: the largest mean, in blocks, rounded up."""
-        return -(-max(self.means) // SCALE)
-
-    def to_numbers(self) -> list[int]:
-        """As plain integers, for a store: the means, then the variances."""
-        return [*self.means, *self.variances]
-
-    @classmethod
-    def from_numbers(cls, numbers: list[int]) -> Occupancy:
-        """The inverse of `to_numbers`. Raises ValueError for another count of numbers."""
-        points = len(GRID)
-        if len(numbers) != 2 * points:
-            raise ValueError(f"an occupancy has {2 * points} numbers, not {len(numbers)}")
-        return cls(tuple(numbers[:points]), tuple(numbers[points:]))
-
-
-NOTHING = Occupancy((0,) * len(GRID), (0,) * len(GRID))
-
-
-def guaranteed(peak_blocks: int) -> Occupancy:
-    """A reservation of the peak, held to the end."""
-    return Occupancy((peak_blocks * SCALE,) * len(GRID), (0,) * len(GRID))
 
 
 def forecast_occupancy(
@@ -116,17 +65,17 @@ def forecast_occupancy(
     cut = _chance(curve, limit - 1, certain, base)
     means: list[int] = []
     variances: list[int] = []
+    right = blocks(min(generated + lag_tokens, limit))
     for ahead, after in _INTERVALS:
         if ahead >= left_over:
             break
-        upto = generated + ahead
-        ending = max(_chance(curve, upto, certain, base) - cut, 0.0)
-        left = blocks(min(upto + lag_tokens, limit))
-        right = blocks(min(generated + after + lag_tokens, limit)) if cut > CHANCE_MIN else left
-        mean = ending * left + cut * right
+        ending = max(_chance(curve, generated + ahead, certain, base) - cut, 0.0)
+        left, right = right, blocks(min(generated + after + lag_tokens, limit))
+        most = right if cut > CHANCE_MIN else left
+        mean = ending * left + cut * most
         means.append(math.ceil(mean * SCALE))
         variances.append(
-            math.ceil(max(ending * left * left + cut * right * right - mean * mean, 0.0) * SCALE)
+            math.ceil(max(ending * left * left + cut * most * most - mean * mean, 0.0) * SCALE)
         )
     beyond = (0,) * (len(GRID) - len(means))
     return Occupancy((*means, *beyond), (*variances, *beyond))
@@ -144,9 +93,19 @@ def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
     choice for the variance; call it with those still running once some have ended. Raises ValueError for n < 1.
     """
     if n == 1:
-        return lambda generated: blocks_of(shape, prompt_tokens + max(generated, 1) - 1)
+        of_slots = _growing(shape)
+        return lambda generated: of_slots(prompt_tokens + max(generated, 1) - 1)
 
     def blocks(generated: int) -> int:
         return price(shape, (prompt_tokens,), max(generated, 1), n).blocks
 
     return blocks
+
+
+@lru_cache(SHAPES_MAX)
+def _growing(shape: EngineShape) -> Blocks:
+    """Blocks of one sequence from its first token on, by its token slots. Asked some ten times for each vector."""
+    if shape.groups or shape.blocks_opaque is not None or shape.speculative_tokens:
+        return lambda slots: blocks_after_prompt(shape, slots)
+    size, whole = shape.block_size, blocks_after_prompt(shape, shape.max_model_len)
+    return lambda slots: min(-(-slots // size), whole)

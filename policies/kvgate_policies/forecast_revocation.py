@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvgate_policies.forecast_fit import ZVector, load
-from kvgate_policies.forecast_occupancy import Occupancy
+from kvgate_policies.occupancy import GRID, Occupancy
 
 NEAR_POINTS = 3
 """Now, 16 and 128 tokens ahead: about five seconds, enough for an abort to free its blocks."""
@@ -54,5 +54,6 @@ def to_revoke(
 
 
 def _near(held: Occupancy, capacity_blocks: float, z: ZVector) -> float:
-    near = Occupancy(held.means[:NEAR_POINTS], held.variances[:NEAR_POINTS])
-    return load(near, capacity_blocks, z[:NEAR_POINTS])
+    beyond = (0,) * (len(GRID) - NEAR_POINTS)
+    near = Occupancy((*held.means[:NEAR_POINTS], *beyond), (*held.variances[:NEAR_POINTS], *beyond))
+    return load(near, capacity_blocks, z)

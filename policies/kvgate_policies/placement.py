@@ -4,26 +4,35 @@ Rules, the same for every ledger:
 
 1. An engine *covers* a request when its whole capacity holds the price: blocks and sequence slots. The
    prefill bound is left out, since the longest prompt of all may exceed it.
-2. An engine *fits* a request when it accepts work and what is free there now holds the price. Prompt tokens
-   are bounded too, unless none are outstanding: a prompt above the bound goes alone, instead of never.
+2. An engine *fits* a request when it accepts work and what is open there now holds the price. Where forecasts are
+   reserved or asked for, that is the inequality of `forecast_fit`, at the newcomer's risk. Prompt tokens are bounded
+   too, unless none are outstanding: a prompt above the bound goes alone, instead of never.
 3. An engine with no reservation takes whatever it covers: leftover accounting can starve nobody.
 4. An engine pinned by a waiting request is closed to all others.
 5. Among those that fit, the least loaded *after* placement is taken, load being the larger of the two
-   fractions used; equals take turns.
+   fractions used (of blocks, as the inequality counts them); equals take turns.
+6. Before that, the first engine that the request prefers, and that fits it, if its load after placement is at most
+   `PREFER_MARGIN` above the least: a prompt that is cached there is worth a fuller engine, within bounds.
 
-Loads are correctly rounded quotients of integers: equal fractions compare equal and unequal ones differ, in
-any language, so that every ledger comes to the same choice.
+Loads of guaranteed reservations are correctly rounded quotients of integers: equal fractions compare equal and
+unequal ones differ, in any language. With forecasts they are the same operations on the same doubles in the same
+order everywhere. So every ledger comes to the same choice.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvgate_policies.forecast_fit import Z_DEFAULT, ZVector, blocks_taken
 from kvgate_policies.kv_cost import fits_empty
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, EngineUse, KVCost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+PREFER_MARGIN = 0.25
+"""Of an engine's capacity: more than this is not given for a cached prompt. Engines whose loads are that far apart
+would soon be a full and an idle one."""
 
 
 def covers(cost: KVCost, limits: EngineLimits) -> bool:
@@ -31,14 +40,14 @@ def covers(cost: KVCost, limits: EngineLimits) -> bool:
     return fits_empty(cost, limits)
 
 
-def fits(cost: KVCost, use: EngineUse) -> bool:
+def fits(cost: KVCost, use: EngineUse, z: ZVector = Z_DEFAULT) -> bool:
     """Whether the request could start there now (rules 2 and 3); who pinned the engine is not asked here."""
     limits = use.limits
     if not limits.accepting or not covers(cost, limits):
         return False
     if use.reservations == 0:
         return True
-    return covers(use.reserved + cost, limits) and _prefill_fits(cost, use)
+    return _fits_beside(cost, use, _blocks_after(use, cost, z))
 
 
 def place(
@@ -47,6 +56,8 @@ def place(
     request_id: str,
     avoid: frozenset[str],
     tie: int,
+    z: ZVector = Z_DEFAULT,
+    prefer: Sequence[str] = (),
 ) -> str | None:
     """The engine to start on, or None when the request fits nowhere now.
 
@@ -57,22 +68,31 @@ def place(
     for use in engines:
         cost = costs.get(use.limits.shape)
         open_to_us = use.pinned_by in {None, request_id} and use.limits.engine_id not in avoid
-        if cost is not None and open_to_us and fits(cost, use):
-            loads.append((_load(use, cost), use.limits.engine_id))
-    return _first_of_least(loads, tie)
+        if cost is None or not open_to_us or not use.limits.accepting or not covers(cost, use.limits):
+            continue
+        after = _blocks_after(use, cost, z)
+        if use.reservations == 0 or _fits_beside(cost, use, after):
+            loads.append((_load(use, cost, after), use.limits.engine_id))
+    return _preferred(loads, prefer) or _first_of_least(loads, tie)
 
 
 def least_loaded(
-    costs: Mapping[EngineShape, KVCost], engines: Sequence[EngineUse], avoid: frozenset[str], tie: int
+    costs: Mapping[EngineShape, KVCost],
+    engines: Sequence[EngineUse],
+    avoid: frozenset[str],
+    tie: int,
+    z: ZVector = Z_DEFAULT,
 ) -> str | None:
     """The engine for a request that starts whatever is reserved; None when none with a price accepts work.
 
     Rule 5 among all that accept work and have a price, whatever their room, and whoever pinned them.
     """
     loads = [
-        (_load(use, costs[use.limits.shape]), use.limits.engine_id)
+        (_load(use, cost, _blocks_after(use, cost, z)), use.limits.engine_id)
         for use in engines
-        if use.limits.accepting and use.limits.shape in costs and use.limits.engine_id not in avoid
+        if (cost := costs.get(use.limits.shape)) is not None
+        and use.limits.accepting
+        and use.limits.engine_id not in avoid
     ]
     return _first_of_least(loads, tie)
 
@@ -81,6 +101,7 @@ def pin(
     costs: Mapping[EngineShape, KVCost],
     engines: Sequence[EngineUse],
     avoid: frozenset[str],
+    z: ZVector = Z_DEFAULT,
 ) -> str | None:
     """The engine that will fit the request soonest, to be kept free for it; None when no engine ever could.
 
@@ -93,10 +114,20 @@ def pin(
         cost = costs.get(use.limits.shape)
         if cost is None or not _pinnable(cost, use, avoid):
             continue
-        rank = (_missing(use, cost), _load(use, ZERO_COST))
+        now = _blocks_after(use, ZERO_COST, z)
+        rank = (_missing(use, cost, _blocks_after(use, cost, z)), _load(use, ZERO_COST, now))
         if best is None or rank < best:
             best, chosen = rank, use.limits.engine_id
     return chosen
+
+
+def _preferred(loads: Sequence[tuple[float, str]], prefer: Sequence[str]) -> str | None:
+    """Rule 6."""
+    if not prefer or not loads:
+        return None
+    by_id = {engine_id: load_after for load_after, engine_id in loads}
+    most = min(by_id.values()) + PREFER_MARGIN
+    return next((engine_id for engine_id in prefer if by_id.get(engine_id, most + 1.0) <= most), None)
 
 
 def _first_of_least(loads: Sequence[tuple[float, str]], tie: int) -> str | None:
@@ -112,6 +143,19 @@ def _prefill_fits(cost: KVCost, use: EngineUse) -> bool:
     return outstanding <= 0 or outstanding + cost.prefill_tokens <= use.limits.prefill_tokens
 
 
+def _fits_beside(cost: KVCost, use: EngineUse, blocks_after: float) -> bool:
+    """Rule 2, where something is reserved already."""
+    slots_fit = use.reserved.seqs + cost.seqs <= use.limits.seqs
+    return slots_fit and blocks_after <= use.limits.blocks_open and _prefill_fits(cost, use)
+
+
+def _blocks_after(use: EngineUse, cost: KVCost, z: ZVector) -> float:
+    """Blocks that are counted once `cost` is added: a whole number where all of it is guaranteed."""
+    if cost.expected is None and use.reserved.expected is None:
+        return use.reserved.blocks + cost.blocks
+    return blocks_taken(use.reserved.occupancy, cost.occupancy, z)
+
+
 def _pinnable(cost: KVCost, use: EngineUse, avoid: frozenset[str]) -> bool:
     limits = use.limits
     return (
@@ -119,15 +163,15 @@ def _pinnable(cost: KVCost, use: EngineUse, avoid: frozenset[str]) -> bool:
     )
 
 
-def _load(use: EngineUse, cost: KVCost) -> float:
+def _load(use: EngineUse, cost: KVCost, blocks_after: float) -> float:
     """The larger of the fractions of blocks and of slots in use once `cost` is added."""
     return max(
-        (use.reserved.blocks + cost.blocks) / max(use.limits.blocks, 1),
+        blocks_after / max(use.limits.blocks, 1),
         (use.reserved.seqs + cost.seqs) / max(use.limits.seqs, 1),
     )
 
 
-def _missing(use: EngineUse, cost: KVCost) -> float:
+def _missing(use: EngineUse, cost: KVCost, blocks_after: float) -> float:
     """The largest part of a capacity to be given back before the request fits; 0 when it fits now."""
     if use.reservations == 0:
         return 0.0
@@ -138,7 +182,7 @@ def _missing(use: EngineUse, cost: KVCost) -> float:
         prefill = excess / max(use.limits.prefill_tokens, 1)
     return max(
         0.0,
-        (after.blocks - use.limits.blocks) / max(use.limits.blocks, 1),
+        (blocks_after - use.limits.blocks_open) / max(use.limits.blocks, 1),
         (after.seqs - use.limits.seqs) / max(use.limits.seqs, 1),
         prefill,
     )

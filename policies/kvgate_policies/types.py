@@ -6,9 +6,14 @@ part of a name (`wait_s_max`, `blocks_free`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import add, sub
 from typing import Literal
+
+from kvgate_policies.kv_groups import KVGroup
+from kvgate_policies.occupancy import Occupancy, guaranteed
 
 
 class Endpoint(StrEnum):
@@ -57,8 +62,9 @@ class Outcome(StrEnum):
 class EngineShape:
     """What pricing must know of an engine; engines of one shape price a request alike.
 
-    `blocks_opaque` is set where the model has several KV groups and no description of them is at hand: then
-    every sequence is charged that many blocks, those of one `max_model_len` sequence, which is never too few.
+    Without `groups` the model has one of full attention, with blocks of `block_size`. `blocks_opaque` is set where it
+    has several and no description of them is at hand: then every sequence is charged that many blocks, those of one
+    `max_model_len` sequence, which is never too few.
     """
 
     block_size: int
@@ -66,6 +72,10 @@ class EngineShape:
     prefix_caching: bool = False
     speculative_tokens: int = 0
     blocks_opaque: int | None = None
+    groups: tuple[KVGroup, ...] = ()
+    """The KV groups of the model; `kv_groups` has their rules."""
+    in_flight_tokens: int = 0
+    """Tokens scheduled and not settled yet: what a window holds on top of itself while a prompt is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +88,25 @@ class KVCost:
     """Sequence slots (`max_num_seqs`)."""
     prefill_tokens: int
     """Prompt tokens not yet computed; given back at the first token."""
+    expected: Occupancy | None = None
+    """Blocks held from now on, by a forecast; None for a guaranteed reservation: the peak, to the end."""
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Blocks held from now on, of either kind."""
+        return guaranteed(self.blocks) if self.expected is None else self.expected
+
+    @property
+    def use_blocks(self) -> int:
+        """What a tenant is said to use by it: the largest mean; of a guaranteed one the peak."""
+        return self.blocks if self.expected is None else self.expected.use_blocks
 
     def __add__(self, other: KVCost) -> KVCost:
         return KVCost(
             self.blocks + other.blocks,
             self.seqs + other.seqs,
             self.prefill_tokens + other.prefill_tokens,
+            _together(self, other, add),
         )
 
     def __sub__(self, other: KVCost) -> KVCost:
@@ -91,7 +114,19 @@ class KVCost:
             self.blocks - other.blocks,
             self.seqs - other.seqs,
             self.prefill_tokens - other.prefill_tokens,
+            _together(self, other, sub),
         )
+
+
+def _together(
+    one: KVCost, other: KVCost, how: Callable[[Occupancy, Occupancy], Occupancy]
+) -> Occupancy | None:
+    """None where all of it is guaranteed, so that sums come back to `ZERO_COST`."""
+    if one.expected is None and other.expected is None:
+        return None
+    both = how(one.occupancy, other.occupancy)
+    peaks = how(guaranteed(one.blocks), guaranteed(other.blocks))
+    return None if both == peaks else both
 
 
 ZERO_COST = KVCost(0, 0, 0)
@@ -182,6 +217,14 @@ class EngineLimits:
     """Bound on prompt tokens not yet computed; one request may exceed it when nothing is outstanding."""
     accepting: bool = True
     """False while the engine is down, draining, or full by its own word."""
+    blocks_usable: int | None = None
+    """What reservations may fill at present, by its feedback (`kvgate_policies.feedback`): less than all of them
+    while it preempts, or serves others too. None: all. An empty engine still takes what the whole of it covers."""
+
+    @property
+    def blocks_open(self) -> int:
+        """What reservations may fill."""
+        return self.blocks if self.blocks_usable is None else min(self.blocks, self.blocks_usable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ One ledger per pool. It is the only place where that is decided, and check and r
   will fit it soonest and nothing new starts there before it. Up to `FLOWS_MAX` flows, `scan_depth` deep each.
 * A tenant's rate budgets (GCRA) are checked and charged in the same step as the queue's depth: a request that is
   refused spends nothing.
-* In guaranteed mode the sum of reserved blocks of an engine never exceeds its capacity at a grant; a later
-  drop of the capacity only blocks grants.
-* An engine with nothing reserved takes any request whose cost its whole capacity covers (prefill bound aside).
+* A reservation is *guaranteed* (its peak, to the end) or *forecast* (`KVCost.expected`); both share an engine. At a
+  grant, at every point of the grid, the sum of means and `z` standard deviations is within what is open of the
+  engine (`EngineLimits.blocks_open`), `z` being the newcomer's. Where all are guaranteed, the sum of peaks is.
+  What changes later, costs that grow or a capacity that falls, only blocks grants.
+* An engine with nothing reserved takes any request whose peak its whole capacity covers (prefill bound aside).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from kvgate_policies.forecast_fit import Z_DEFAULT, ZVector
 from kvgate_policies.types import (
     EngineLimits,
     EngineShape,
@@ -104,6 +107,11 @@ class Ask:
     been done. Only `NO_ENGINE` and a closed ledger still refuse."""
     avoid: frozenset[str] = frozenset()
     """Engine ids that are not to be chosen (they just failed this request)."""
+    z: ZVector = Z_DEFAULT
+    """Standard deviations that are left free beside forecasts when it starts, for each point of the grid."""
+    prefer: tuple[str, ...] = ()
+    """Engine ids that have its prompt's beginning in their cache, the best first: where it fits one of them now it
+    starts there, unless that one is much fuller than others (`kvgate_policies.placement`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,13 @@ class Ledger(Protocol):
         """Replace the cost of a held reservation (absolute, idempotent): prefill done, a corrected prompt count.
 
         A larger cost is never refused: it may overdraw the engine, which only blocks grants until it drains.
+        """
+        ...
+
+    async def renew_many(self, costs: Mapping[str, KVCost]) -> None:
+        """As `renew` for each; ids that hold nothing are left out. For forecasts, which change as tokens come.
+
+        Cheap, and not at once: a shared ledger is told of it all with the next heartbeat.
         """
         ...
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvgate.errors import LedgerCorrupt
 from kvgate.ledger.ceilings import Ceilings
+from kvgate.ledger.walk import lowest
 from kvgate_policies.fairness import PoolSize
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, KVCost
 
@@ -98,7 +99,7 @@ class Book:
         self._uses[engine_id] = replace(self._uses[engine_id], reserved=ZERO_COST, reservations=0)
         for request_id in ids:
             grant = self._grants.pop(request_id)
-            self._tenants.hold(grant.tenant, -grant.cost.blocks, -1)
+            self._tenants.hold(grant.tenant, -grant.cost.use_blocks, -1)
         ids.clear()
         self._made_room(engine_id)
         return struck
@@ -123,7 +124,7 @@ class Book:
         self._add(grant.engine_id, grant.cost, reservations=1)
         self._grants[grant.request_id] = grant
         self._ids_on[grant.engine_id].add(grant.request_id)
-        self._tenants.hold(grant.tenant, grant.cost.blocks, 1)
+        self._tenants.hold(grant.tenant, grant.cost.use_blocks, 1)
 
     def change(self, request_id: str, cost: KVCost) -> bool:
         """Replace the cost of a reservation; True when it changed, down or up: both can let somebody start."""
@@ -133,7 +134,7 @@ class Book:
         delta = cost - grant.cost
         self._add(grant.engine_id, delta)
         self._grants[request_id] = replace(grant, cost=cost)
-        self._tenants.hold(grant.tenant, delta.blocks, 0)
+        self._tenants.hold(grant.tenant, cost.use_blocks - grant.cost.use_blocks, 0)
         return True
 
     def drop(self, request_id: str) -> Grant | None:
@@ -144,7 +145,7 @@ class Book:
         self._add(grant.engine_id, ZERO_COST - grant.cost, reservations=-1)
         del self._grants[request_id]
         self._ids_on[grant.engine_id].discard(request_id)
-        self._tenants.hold(grant.tenant, -grant.cost.blocks, -1)
+        self._tenants.hold(grant.tenant, -grant.cost.use_blocks, -1)
         return grant
 
     # pins
@@ -188,13 +189,13 @@ class Book:
         use = self._uses[engine_id]
         reserved = use.reserved + delta
         count = use.reservations + reservations
-        if _lowest(reserved) < 0 or count < 0 or (count == 0 and reserved != ZERO_COST):
+        if lowest(reserved) < 0 or count < 0 or (count == 0 and reserved != ZERO_COST):
             raise LedgerCorrupt(
                 f"engine {engine_id}: {use.reserved} of {use.reservations} reservations, changed by {delta}, "
                 f"would be {reserved} of {count}; nothing was changed"
             )
         self._uses[engine_id] = EngineUse(use.limits, reserved, count, use.pinned_by)
-        if _lowest(delta) < 0 or reservations < 0:
+        if lowest(delta) < 0 or reservations < 0:
             self._made_room(engine_id)
 
     def _made_room(self, engine_id: str) -> None:
@@ -204,7 +205,3 @@ class Book:
 
     def __repr__(self) -> str:
         return f"<Book {len(self._uses)} engines, {len(self._grants)} reservations, {len(self._pins)} pins>"
-
-
-def _lowest(cost: KVCost) -> int:
-    return min(cost.blocks, cost.seqs, cost.prefill_tokens)

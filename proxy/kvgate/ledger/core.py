@@ -143,6 +143,13 @@ class LedgerCore:
         if self._book.change(request_id, cost):
             self.go_on()
 
+    def renew_many(self, costs: Mapping[str, KVCost]) -> None:
+        """Raises ValueError for a negative cost, and changes nothing then."""
+        check_costs(costs)
+        changed = [self._book.change(request_id, cost) for request_id, cost in costs.items()]
+        if any(changed):
+            self.go_on()
+
     def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
         """Raises ValueError for a negative cost."""
         check_costs(costs)
@@ -268,6 +275,8 @@ class LedgerCore:
             rank,
             ask.work,
             ask.tokens,
+            ask.z,
+            ask.prefer,
         )
 
     def _correct(self, grant: Grant, served: Served) -> None:

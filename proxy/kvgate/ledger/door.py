@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvgate.ledger.base import Ask, RateSpent, Refusal
-from kvgate.ledger.walk import Costs, up_to
+from kvgate.ledger.walk import Costs, lowest, up_to
 from kvgate_policies.types import KVCost
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgate.ledger.book import Book
     from kvgate.ledger.ceilings import Ceilings
     from kvgate.ledger.tenants import Tenants
@@ -46,13 +48,14 @@ def check_ask(ask: Ask, *, is_known: bool) -> None:
         raise ValueError(f"request {ask.request_id}: a charge is not negative: {ask.work}, {ask.tokens}")
 
 
-def check_costs(costs: Costs) -> None:
+def check_costs(costs: Mapping[Any, KVCost]) -> None:
+    """Raises ValueError for a negative one."""
     for cost in costs.values():
         check_cost(cost)
 
 
 def check_cost(cost: KVCost) -> None:
-    if min(cost.blocks, cost.seqs, cost.prefill_tokens) < 0:
+    if lowest(cost) < 0:
         raise ValueError(f"a cost has no negative part: {cost}")
 
 

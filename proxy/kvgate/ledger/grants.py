@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 
 from kvgate.ledger.base import Grant, Refusal
 from kvgate.ledger.queue import Entry, Queue
-from kvgate.ledger.walk import Costs, Seen, Walk, at_least, could_use, up_to
+from kvgate.ledger.walk import Costs, Seen, Walk, could_use, is_at_least, up_to
 from kvgate_policies.fairness import FLOWS_MAX, charge
 from kvgate_policies.placement import least_loaded, pin, place
 from kvgate_policies.types import EngineUse
@@ -129,8 +129,8 @@ class GrantLoop:
         On the engine that is least loaded after it; an avoided one only if there is no other.
         """
         uses = self._book.uses()
-        engine_id = least_loaded(entry.costs, uses, entry.avoid, self._tie)
-        engine_id = engine_id or least_loaded(entry.costs, uses, frozenset(), self._tie)
+        engine_id = least_loaded(entry.costs, uses, entry.avoid, self._tie, entry.z)
+        engine_id = engine_id or least_loaded(entry.costs, uses, frozenset(), self._tie, entry.z)
         use = None if engine_id is None else self._book.use(engine_id)
         if use is None:
             return None
@@ -222,21 +222,21 @@ class GrantLoop:
         if self._is_misfit(entry, walk):
             return None
         uses = self._book.freed_since(entry.misfit_at)
-        engine_id = place(costs, uses, entry.request_id, entry.avoid, self._tie)
+        engine_id = place(costs, uses, entry.request_id, entry.avoid, self._tie, entry.z, entry.prefer)
         if engine_id is not None:
             return self._book.use(engine_id)
         if costs is entry.costs:
             entry.misfit_at = self._book.stamp
             if not entry.avoid:
-                walk.misfits.append(costs)
+                walk.misfits.append((costs, entry.z))
         return None
 
     def _is_misfit(self, entry: Entry, walk: Walk) -> bool:
         """Whether it costs as much as one that fitted nowhere in this walk, and has no engine of its own."""
         if self._book.pins and self._book.pinned_to(entry.request_id) is not None:
             return False
-        for costs in walk.misfits:  # noqa: SIM110 — without a generator, in the innermost loop
-            if at_least(entry.costs, costs):
+        for misfit in walk.misfits:  # noqa: SIM110 — without a generator, in the innermost loop
+            if is_at_least(entry.costs, entry.z, misfit):
                 return True
         return False
 
@@ -274,7 +274,7 @@ class GrantLoop:
         engine_id = self._book.pinned_to(entry.request_id)
         use = None if engine_id is None else self._book.use(engine_id)
         if is_below and use is not None:
-            walk.claimed[entry.tenant] = claimed + costs[use.limits.shape].blocks
+            walk.claimed[entry.tenant] = claimed + costs[use.limits.shape].use_blocks
 
     def _unpin(self, request_id: str, walk: Walk) -> None:
         if self._book.pins and self._book.unpin(request_id):
@@ -292,14 +292,14 @@ class GrantLoop:
     def _pin(self, entry: Entry, costs: Costs, walk: Walk) -> None:
         """Keep an engine, and of the open part what it costs, free for an entitled entry (rules 5 to 8)."""
         if self._tenants.has_partitions and self._tenants.shares_open_part(entry.tenant):
-            walk.kept[entry.request_id] = max((cost.blocks for cost in costs.values()), default=0)
+            walk.kept[entry.request_id] = max((cost.use_blocks for cost in costs.values()), default=0)
         if self._keeps_pin(entry, costs):
             return
         self._unpin(entry.request_id, walk)
         uses = self._book.uses()
-        engine_id = pin(costs, uses, entry.avoid)
+        engine_id = pin(costs, uses, entry.avoid, entry.z)
         if engine_id is None:
-            engine_id = pin(costs, self._pinned_behind(entry, uses, walk), entry.avoid)
+            engine_id = pin(costs, self._pinned_behind(entry, uses, walk), entry.avoid, entry.z)
         if engine_id is not None:
             self._book.pin(engine_id, entry.request_id)
             self.pins += 1

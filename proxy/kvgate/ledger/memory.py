@@ -116,6 +116,11 @@ class MemoryLedger:
         self._core.renew(request_id, cost)
         self._announce()
 
+    async def renew_many(self, costs: Mapping[str, KVCost]) -> None:
+        """Raises ValueError for a negative cost, and changes nothing then."""
+        self._core.renew_many(costs)
+        self._announce()
+
     async def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
         self._core.reprice(request_id, costs)
         self._announce()

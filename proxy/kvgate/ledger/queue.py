@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvgate_policies.fairness import LEVELS
+from kvgate_policies.forecast_fit import Z_DEFAULT, ZVector
 from kvgate_policies.types import PriorityClass
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Entry:
     rank: int = 0
     work: int = 1
     tokens: int = 0
+    z: ZVector = Z_DEFAULT
+    prefer: tuple[str, ...] = ()
     bypasses: int = 0
     """How many others were granted while this one stood before them in the walk and did not fit."""
     misfit_at: int = -1

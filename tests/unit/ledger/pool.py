@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
+from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from random import Random
 
     from kvgate.ledger.base import Ledger, Ticket
     from kvgate_policies.types import EngineUse, TenantUse
@@ -32,6 +34,19 @@ def engine(
 
 def cost(blocks: int = 10, seqs: int = 1, prefill_tokens: int = 0) -> KVCost:
     return KVCost(blocks, seqs, prefill_tokens)
+
+
+def some_occupancy(rng: Random, blocks: int) -> Occupancy:
+    """A forecast of at most so many blocks: what is alive gets less with each point, and what it holds more."""
+    means: list[int] = []
+    variances: list[int] = []
+    alive = 1.0
+    for point in range(len(GRID)):
+        held = blocks * (point + 1 + rng.randint(0, 5)) // (len(GRID) + 5)
+        means.append(round(SCALE * alive * held))
+        variances.append(round(SCALE * alive * (1.0 - alive) * held * held))
+        alive *= rng.choice([1.0, 0.9, 0.5, 0.0])
+    return Occupancy(tuple(means), tuple(variances))
 
 
 def ask(

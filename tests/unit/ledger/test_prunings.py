@@ -10,10 +10,11 @@ import pytest
 from kvgate.ledger.base import Ask
 from kvgate.ledger.core import LedgerCore
 from kvgate.ledger.grants import GrantLoop
+from kvgate_policies.forecast_fit import Z_DEFAULT, z_of
 from kvgate_policies.placement import place
 from kvgate_policies.types import CLASSES, EngineLimits, KVCost, PriorityClass
 from unit.ledger.conformance_tenants import some_rules
-from unit.ledger.pool import OTHER_SHAPE, SHAPE
+from unit.ledger.pool import OTHER_SHAPE, SHAPE, some_occupancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,8 @@ class PlainLoop(GrantLoop):
         return super().could_start(entry, costs)
 
     def _place(self, entry, costs, walk):
-        engine_id = place(costs, self._book.uses(), entry.request_id, entry.avoid, self._tie)
+        uses = self._book.uses()
+        engine_id = place(costs, uses, entry.request_id, entry.avoid, self._tie, entry.z, entry.prefer)
         return None if engine_id is None else self._book.use(engine_id)
 
 
@@ -45,10 +47,11 @@ def plain_core() -> LedgerCore:
 
 
 class Script:
-    """One random sequence of operations, applied to two ledgers at once."""
+    """One random sequence of operations, applied to two ledgers at once; `forecasts` is the share of those."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, forecasts: float = 0.0) -> None:
         self.rng = random.Random(seed)
+        self.forecasts = forecasts
         self.cores = (LedgerCore(**BOUNDS), plain_core())
         self.count = 0
         self.waiting: dict[str, int] = {}
@@ -57,7 +60,8 @@ class Script:
 
     def cost(self) -> KVCost:
         blocks = self.rng.choice([5, 20, 30, 40, 60, 60, 90])
-        return KVCost(blocks, self.rng.choice([1, 1, 3]), self.rng.choice([0, 30, 70]))
+        expected = some_occupancy(self.rng, blocks) if self.rng.random() < self.forecasts else None
+        return KVCost(blocks, self.rng.choice([1, 1, 3]), self.rng.choice([0, 30, 70]), expected)
 
     def costs(self):
         return {SHAPE: self.cost()} | ({OTHER_SHAPE: self.cost()} if self.rng.random() < 0.2 else {})
@@ -85,7 +89,9 @@ class Script:
             request_id, (self.rng.choice("tuv"), self.rng.choice(CLASSES))
         )
         work = self.rng.randint(1, 100)
-        ask = Ask(request_id, tenant, self.costs(), 8, seq, priority, work, avoid=avoid)
+        z = z_of(self.rng.choice([0.001, 0.01, 0.3])) if self.forecasts else Z_DEFAULT
+        prefer = tuple(self.rng.sample("abc", self.rng.randint(0, 2))) if self.forecasts else ()
+        ask = Ask(request_id, tenant, self.costs(), 8, seq, priority, work, avoid=avoid, z=z, prefer=prefer)
         self.waiting[request_id] = -1
 
         def operation(core: LedgerCore) -> object:
@@ -126,6 +132,10 @@ class Script:
             cost = self.cost()
             self.both(lambda core: core.renew(request_id, cost))
             return
+        if kind < 0.2 + 0.2 * self.forecasts:
+            costs = {each: self.cost() for each in sorted(self.running) if self.rng.random() < 0.5}
+            self.both(lambda core: core.renew_many(costs))
+            return
         seq = self.running.pop(request_id)
         self.both(lambda core: core.end(request_id))
         if kind < 0.6:
@@ -141,15 +151,17 @@ class Script:
             return
         shape = self.rng.choice([SHAPE, SHAPE, SHAPE, OTHER_SHAPE])
         blocks = self.rng.choice([60, 100, 100])
-        limits = EngineLimits(engine_id, shape, blocks, 8, 100, self.rng.random() < 0.8)
+        usable = self.rng.choice([None, 30, 80]) if self.forecasts else None
+        limits = EngineLimits(engine_id, shape, blocks, 8, 100, self.rng.random() < 0.8, usable)
         self.both(lambda core: core.observe(limits))
 
 
+@pytest.mark.parametrize("forecasts", [0.0, 0.6])
 @pytest.mark.parametrize("block", range(4))
-def test_prunings_change_no_answer(block):
+def test_prunings_change_no_answer(block, forecasts):
     grants = pins = 0
     for seed in range(block * 40, block * 40 + 40):
-        script = Script(seed)
+        script = Script(seed, forecasts)
         for _ in range(120):
             script.step()
         totals = script.cores[0].view(0.0).totals

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kvgate_policies.forecast_fit import RISK_DEFAULT, RISK_SHARES, fits, load, z_of
-from kvgate_policies.forecast_occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
+from kvgate_policies.occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
 
 Z = z_of(RISK_DEFAULT)
 

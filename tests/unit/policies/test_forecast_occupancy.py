@@ -9,18 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgate_policies.forecast_lengths import LengthHistogram
-from kvgate_policies.forecast_occupancy import (
-    GRID,
-    LAG_TOKENS,
-    NOTHING,
-    SCALE,
-    Occupancy,
-    blocks_of_request,
-    forecast_occupancy,
-    guaranteed,
-)
+from kvgate_policies.forecast_occupancy import LAG_TOKENS, blocks_of_request, forecast_occupancy
 from kvgate_policies.forecast_survival import never_ends, prior, survival
 from kvgate_policies.kv_cost import price
+from kvgate_policies.occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
 from kvgate_policies.types import EngineShape
 
 SHAPE = EngineShape(block_size=16, max_model_len=32768, prefix_caching=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvgate_policies.forecast_fit import z_of
-from kvgate_policies.forecast_occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
 from kvgate_policies.forecast_revocation import REVOCATIONS_MAX, Revocable, to_revoke
+from kvgate_policies.occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
 
 Z = z_of(0.01)
 

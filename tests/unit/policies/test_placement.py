@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvgate_policies.occupancy import SCALE, Occupancy
 from kvgate_policies.placement import fits, pin, place
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, EngineUse, KVCost
 
@@ -91,6 +92,32 @@ def test_price_is_that_of_the_engine_s_own_shape() -> None:
     assert place({SHAPE: cost(60), OTHER: cost(10)}, engines, "me", NOBODY, 0) == "b"
     assert place({SHAPE: cost(20)}, engines, "me", NOBODY, 0) == "a"
     assert place({}, engines, "me", NOBODY, 0) is None
+
+
+def forecast(peak: int, *means: int, variance: int = 0) -> KVCost:
+    return KVCost(
+        peak, 1, 0, Occupancy(tuple(SCALE * mean for mean in means), (SCALE * variance,) * len(means))
+    )
+
+
+def test_load_of_forecasts_is_what_the_inequality_counts() -> None:
+    late, soon = forecast(100, 10, 10, 10, 70, 70), forecast(100, 60, 60, 0, 0, 0)
+    assert placed(forecast(100, 30, 30, 30, 0, 0), engine("late", late), engine("soon", soon)) == "late"
+    assert placed(forecast(100, 1, 1, 1, 29, 29), engine("late", late), engine("soon", soon)) == "soon"
+    wide = forecast(100, 50, 50, 50, 50, 50, variance=64)
+    assert placed(cost(10), engine("wide", wide), engine("b", cost(59))) == "b"
+
+
+def test_soonest_with_forecasts_is_where_least_is_missing() -> None:
+    full, fuller = forecast(100, 95, 95, 0, 0, 0), forecast(100, 99, 99, 0, 0, 0)
+    assert pinned_for(cost(20), engine("fuller", fuller), engine("full", full)) == "full"
+
+
+def test_preferred_engine_that_does_not_fit_is_passed_over() -> None:
+    engines = [engine("a", cost(95)), engine("b", cost(30)), engine("c", cost(20))]
+    assert place({SHAPE: cost(10)}, engines, "me", NOBODY, 0, prefer=("a", "b")) == "b"
+    assert place({SHAPE: cost(10)}, engines, "me", NOBODY, 0, prefer=("gone",)) == "c"
+    assert place({SHAPE: cost(10)}, engines, "me", frozenset({"b"}), 0, prefer=("b",)) == "c"
 
 
 def test_equals_take_turns() -> None:

@@ -1,0 +1,66 @@
+"""How many KV blocks are held, now and further on: the vector that a ledger adds up.
+
+For each look-ahead of `GRID` (tokens from now, the same for all that run, since every step of an engine gives
+each running sequence one token) it has the mean and the variance of the blocks held then. `forecast_occupancy` makes
+one for a request; a ledger needs nothing but `+`, `-` and the inequality of `forecast_fit`.
+
+The numbers are integers, means in 1/`SCALE` block and variances in 1/`SCALE` block²: sums come back to exactly zero, in
+Python and in Lua (up to 2⁵³, which is 10⁴ requests of 10⁵ blocks). A guaranteed reservation is the same vector with its
+peak at every point and no variance; both kinds share an engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GRID = (0, 16, 128, 768, 4096)
+"""Look-aheads in tokens. The 16 is essential (about one block more for everyone); more points gain nothing."""
+SCALE = 64
+"""Parts of a block that are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Mean and variance of the blocks held at each point of `GRID`."""
+
+    means: tuple[int, ...]
+    """In 1/`SCALE` block."""
+    variances: tuple[int, ...]
+    """In 1/`SCALE` block²."""
+
+    def __add__(self, other: Occupancy) -> Occupancy:
+        return Occupancy(
+            tuple(mine + theirs for mine, theirs in zip(self.means, other.means, strict=True)),
+            tuple(mine + theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+        )
+
+    def __sub__(self, other: Occupancy) -> Occupancy:
+        return Occupancy(
+            tuple(mine - theirs for mine, theirs in zip(self.means, other.means, strict=True)),
+            tuple(mine - theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+        )
+
+    @property
+    def use_blocks(self) -> int:
+        """What a tenant is said to use: the largest mean, in blocks, rounded up."""
+        return -(-max(self.means) // SCALE)
+
+    def to_numbers(self) -> list[int]:
+        """As plain integers, for a store: the means, then the variances."""
+        return [*self.means, *self.variances]
+
+    @classmethod
+    def from_numbers(cls, numbers: list[int]) -> Occupancy:
+        """The inverse of `to_numbers`. Raises ValueError for another count of numbers."""
+        points = len(GRID)
+        if len(numbers) != 2 * points:
+            raise ValueError(f"an occupancy has {2 * points} numbers, not {len(numbers)}")
+        return cls(tuple(numbers[:points]), tuple(numbers[points:]))
+
+
+NOTHING = Occupancy((0,) * len(GRID), (0,) * len(GRID))
+
+
+def guaranteed(peak_blocks: int) -> Occupancy:
+    """A reservation of the peak, held to the end."""
+    return Occupancy((peak_blocks * SCALE,) * len(GRID), (0,) * len(GRID))
