@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from kvgate_policies.forecast_fit import ZVector, load
 from kvgate_policies.occupancy import GRID, Occupancy
 
-NEAR_POINTS = 3
-"""Now, 16 and 128 tokens ahead: about five seconds, enough for an abort to free its blocks."""
+NEAR_POINTS = 6
+"""Up to 128 tokens ahead: about five seconds, enough for an abort to free its blocks."""
 REVOCATIONS_MAX = 2
 """How often one request may be sent back; then it stays."""
 

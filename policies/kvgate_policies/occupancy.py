@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GRID = (0, 16, 128, 768, 4096)
-"""Look-aheads in tokens. The 16 is essential (about one block more for everyone); more points gain nothing."""
+GRID = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""Look-aheads in tokens. For unknown lengths five points (0, 16, 128, 768, 4096) are as good. Known ones are charged at
+their upper envelope between two points, which costs the less the closer those are: on 48 mixed requests that fill one
+engine twice (prompts and outputs up to 512 tokens) five points take 1.17 times the steps of no limit at all, ten 1.09."""
 SCALE = 64
 """Parts of a block that are told apart."""
 

@@ -47,7 +47,7 @@ def test_the_sum_is_asked_at_every_point_and_not_the_peaks():
 
 
 def test_what_may_be_left_to_chance_is_the_newcomers_own_risk():
-    half = Occupancy((SCALE * 30,) * 5, (SCALE * 250,) * 5)  # 30 ± 15.8 blocks
+    half = Occupancy((SCALE * 30,) * len(GRID), (SCALE * 250,) * len(GRID))  # 30 ± 15.8 blocks
     careful, bold = core_with(), core_with()
     for core in (careful, bold):
         assert reserve(core, "a", KVCost(60, 1, 0, half))
@@ -69,7 +69,7 @@ def test_a_guaranteed_one_beside_forecasts_asks_for_its_peak_at_every_point():
 
 def test_an_empty_engine_takes_what_it_covers_however_wide_the_forecast():
     core = core_with()
-    wild = KVCost(100, 1, 0, Occupancy((SCALE * 90,) * 5, (SCALE * 10_000,) * 5))
+    wild = KVCost(100, 1, 0, Occupancy((SCALE * 90,) * len(GRID), (SCALE * 10_000,) * len(GRID)))
     assert reserve(core, "wild", wild)
     assert not reserve(core, "next", KVCost(1, 1, 0))
 
@@ -138,7 +138,7 @@ def test_the_inequality_holds_at_every_grant_and_sums_come_back_to_nothing(seed:
         for use in core.view(0.0).engines:
             if use.reservations > 1:
                 beside += 1
-                assert load(use.reserved.occupancy, use.limits.blocks, (0.0,) * 5) <= 1.0
+                assert load(use.reserved.occupancy, use.limits.blocks, (0.0,) * len(GRID)) <= 1.0
             if use.reservations > 1 and use.reserved.expected is None:
                 assert use.reserved.blocks <= use.limits.blocks
     assert beside > 50

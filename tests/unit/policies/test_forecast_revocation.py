@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgate_policies.forecast_fit import z_of
-from kvgate_policies.forecast_revocation import REVOCATIONS_MAX, Revocable, to_revoke
+from kvgate_policies.forecast_revocation import NEAR_POINTS, REVOCATIONS_MAX, Revocable, to_revoke
 from kvgate_policies.occupancy import GRID, NOTHING, SCALE, Occupancy, guaranteed
 
 Z = z_of(0.01)
@@ -40,5 +40,6 @@ def test_no_one_is_sent_back_for_ever():
 
 
 def test_a_far_future_that_does_not_fit_is_left_to_admission():
-    far = Occupancy((10 * SCALE,) * 3 + (200 * SCALE,) * 2, (0,) * len(GRID))
+    beyond = len(GRID) - NEAR_POINTS
+    far = Occupancy((10 * SCALE,) * NEAR_POINTS + (200 * SCALE,) * beyond, (0,) * len(GRID))
     assert to_revoke(far, [Revocable("a", far, 0)], capacity_blocks=100, z=Z) == ()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate_policies.occupancy import SCALE, Occupancy
+from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.placement import fits, pin, place
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, EngineUse, KVCost
 
@@ -95,21 +95,23 @@ def test_price_is_that_of_the_engine_s_own_shape() -> None:
 
 
 def forecast(peak: int, *means: int, variance: int = 0) -> KVCost:
+    """With a mean for each point of the grid, the last one for all that follow."""
+    filled = (*means, *(means[-1:] * (len(GRID) - len(means))))
     return KVCost(
-        peak, 1, 0, Occupancy(tuple(SCALE * mean for mean in means), (SCALE * variance,) * len(means))
+        peak, 1, 0, Occupancy(tuple(SCALE * mean for mean in filled), (SCALE * variance,) * len(GRID))
     )
 
 
 def test_load_of_forecasts_is_what_the_inequality_counts() -> None:
-    late, soon = forecast(100, 10, 10, 10, 70, 70), forecast(100, 60, 60, 0, 0, 0)
-    assert placed(forecast(100, 30, 30, 30, 0, 0), engine("late", late), engine("soon", soon)) == "late"
-    assert placed(forecast(100, 1, 1, 1, 29, 29), engine("late", late), engine("soon", soon)) == "soon"
-    wide = forecast(100, 50, 50, 50, 50, 50, variance=64)
+    late, soon = forecast(100, 10, 10, 10, 70), forecast(100, 60, 60, 0)
+    assert placed(forecast(100, 30, 30, 30, 0), engine("late", late), engine("soon", soon)) == "late"
+    assert placed(forecast(100, 1, 1, 1, 29), engine("late", late), engine("soon", soon)) == "soon"
+    wide = forecast(100, 50, variance=64)
     assert placed(cost(10), engine("wide", wide), engine("b", cost(59))) == "b"
 
 
 def test_soonest_with_forecasts_is_where_least_is_missing() -> None:
-    full, fuller = forecast(100, 95, 95, 0, 0, 0), forecast(100, 99, 99, 0, 0, 0)
+    full, fuller = forecast(100, 95, 95, 0), forecast(100, 99, 99, 0)
     assert pinned_for(cost(20), engine("fuller", fuller), engine("full", full)) == "full"
 
 
