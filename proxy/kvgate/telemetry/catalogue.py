@@ -40,7 +40,8 @@ class Across(StrEnum):
     ONCE = "once"
     """All tell of the same thing: the shared ledger, an engine."""
     LARGEST = "largest"
-    """As ONCE, for what must not go back when another worker is asked; or, of flags, whether any has it."""
+    """As ONCE, for what must not go back when another worker is asked, and where each worker tells of a part of it;
+    or, of flags, whether any has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +333,45 @@ CAPACITY_BLOCKS = _gauge(
     "KV blocks the ledger may reserve on the engine.",
     "Changes when an engine restarts with other settings.",
 )
+PEAK_BLOCKS = _gauge(
+    "ledger_peak_blocks",
+    ("engine",),
+    "KV blocks that all reservations of the engine would have at their peaks, if all got there at the same time.",
+    "Above ledger_capacity_blocks: that is what forecasts gain. With `reservation: guaranteed` it is what is reserved.",
+)
+EXPECTED_BLOCKS = _gauge(
+    "ledger_expected_blocks",
+    ("engine",),
+    "KV blocks that the reservations of the engine should hold now: by forecast, or their peaks.",
+    "Far from engine_kv_blocks_in_use: others use the engine, or prompts are counted wrong.",
+)
+AT_RISK_BLOCKS = _gauge(
+    "ledger_at_risk_blocks",
+    ("engine",),
+    "KV blocks that are taken for a newcomer: what reservations should hold at their most, and what chance may add, at "
+    "a risk of 1 %.",
+    "At ledger_capacity_blocks: the engine is full, and others wait. Above: forecasts grew; nothing starts until it "
+    "falls.",
+)
 RESERVED_BLOCKS = _gauge(
     "ledger_reserved_blocks",
     ("engine",),
-    "KV blocks reserved on the engine.",
+    "KV blocks reserved on the engine: the peaks of requests, or by forecast the most that all are expected to hold.",
     "At the capacity with a queue: full, as meant. Far below it with a queue: see ledger_reserved_seqs.",
+)
+SHARED_BLOCKS = _gauge(
+    "ledger_shared_blocks",
+    ("engine",),
+    "KV blocks that running requests of this process hold and others have reserved, because their prompts begin alike: "
+    "what reservations are smaller by.",
+    "0 with `prefix_sharing: on`: prompts don't come as token ids, or differ in their first block.",
+    Across.SUM,
+)
+USABLE_BLOCKS = _gauge(
+    "ledger_usable_blocks",
+    ("engine",),
+    "KV blocks the ledger fills at present: the capacity, less what the engine's own numbers speak against.",
+    "Below ledger_capacity_blocks: engine_trust, engine_bias and engine_foreign_blocks say why.",
 )
 SEQ_SLOTS = _gauge(
     "ledger_seq_slots",
@@ -361,12 +396,46 @@ BLOCKS_IN_USE = _gauge(
     ("engine",),
     "KV blocks in use by the engine's own gauge, as of the last probe.",
     "Near the capacity is what the hardware was bought for.",
+    Across.LARGEST,
 )
 DRIFT_BLOCKS = _gauge(
     "ledger_drift_blocks",
     ("engine",),
     "Blocks in use by the engine's gauge − blocks reserved. Below 0 as a rule: a reservation is the peak.",
     "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
+    Across.LARGEST,
+)
+
+# Forecasts of how long answers get.
+FORECAST_CALIBRATION = _counter(
+    "forecast_calibration_total",
+    ("quantile", "exceeded"),
+    "Answers by whether they were longer than a quantile of the lengths that was forecast when they were granted. Of "
+    "those above 0.9 a tenth should be. Left out are answers whose limit is below the quantile, and those cut short.",
+    "More exceed it than should: answers have become longer, and will be learned. With `reservation: guaranteed` it "
+    "says how right forecasts would be.",
+)
+FORECAST_CHANGES = _counter(
+    "forecast_changes_total",
+    ("tenant", "change"),
+    "Times the lengths of a tenant's answers (`all`: of everybody's) were found to be `longer` than forecast, so that "
+    "its peaks are reserved, and `relearned` after that.",
+    "longer: another model, prompt or client. Waits grow until it is relearned, after some thirty answers. Often: its "
+    "lengths can't be forecast; give it reservation: guaranteed.",
+)
+FORECAST_GUARDED = _gauge(
+    "forecast_guarded_tenants",
+    (),
+    "Tenants that reserve their peaks although their policy says forecast, because their answers became longer.",
+    "Above 0 for minutes: few of their answers end. Steadily: set max_tokens for them.",
+    Across.LARGEST,
+)
+FORECAST_REVOCATIONS = _counter(
+    "forecast_revocations_total",
+    (),
+    "Running requests of class batch that were sent back to the queue because forecasts turned out too low; only of "
+    "tenants with `revocable: on`.",
+    "Each lost the work done so far. Steadily: lower risk.",
 )
 
 # The engines, as of the last probe.
@@ -380,7 +449,8 @@ ENGINE_STATE = _gauge(
     "engine_state",
     ("engine", "state"),
     "1 for the state the engine is in, 0 for the others.",
-    "busy: it refuses work by itself. suspended: it answers without tokens, as when it shuts down. trial: "
+    "busy: it refuses work by itself. suspended: it answers without tokens, as when it shuts down. stalled: it has "
+    "requests and makes no tokens. trial: "
     "it failed requests and gets one at a time. error: it cannot be used; /admin/engines says why.",
 )
 ENGINE_RUNNING = _gauge(
@@ -388,18 +458,59 @@ ENGINE_RUNNING = _gauge(
     ("engine",),
     "Sequences the engine runs, by its own gauge.",
     "Above ledger_reserved_seqs: traffic that bypasses kvgate.",
+    Across.LARGEST,
 )
 ENGINE_WAITING = _gauge(
     "engine_requests_waiting",
     ("engine",),
     "Requests that wait inside the engine, by its own gauge.",
     "Above 0 for long: max_num_seqs here is higher than the engine's.",
+    Across.LARGEST,
 )
 ENGINE_PREEMPTIONS = _counter(
     "engine_preemptions_total",
     ("engine",),
     "Preemptions the engine counted since it started.",
     "Any increase: something runs on the engine that the ledger does not know, or costs are too low.",
+    Across.LARGEST,
+)
+ENGINE_TRUST = _gauge(
+    "engine_trust",
+    ("engine",),
+    "Part of the engine's capacity that is trusted: 7 % less after preemptions, down to a half, and back within "
+    "seconds without. Missing, as the next two, while the engine's numbers are old.",
+    "Below 1: it preempts; see engine_preemptions_total.",
+    Across.LARGEST,
+)
+ENGINE_BIAS = _gauge(
+    "engine_bias",
+    ("engine",),
+    "Blocks in use by the engine's gauge over those that the ledger takes to be held now, 1 to 1.5, smoothed over ten "
+    "seconds. Always 1 where all reservations are guaranteed.",
+    "Above 1.1: prices are too low; see prompt_estimate_ratio.",
+    Across.LARGEST,
+)
+ENGINE_FOREIGN = _gauge(
+    "engine_foreign_blocks",
+    ("engine",),
+    "Blocks in use that requests of the ledger cannot account for; charged against the capacity.",
+    "Above 0: somebody sends requests to the engine beside kvgate.",
+    Across.LARGEST,
+)
+ENGINE_GAUGES_AGE = _gauge(
+    "engine_gauges_age_seconds",
+    ("engine",),
+    "Since the engine's own numbers were last new: read, and not the same as before although it works. Told by the "
+    "process that scrapes it.",
+    "Above 15: they count for nothing until they move again, and the ledger goes by its own sums; /admin/engines says "
+    "what went wrong.",
+    Across.LARGEST,
+)
+ENGINE_STALLS = _counter(
+    "engine_stalls_total",
+    ("engine",),
+    "Times the engine was found to have requests and to make no tokens, not even one that was asked of it.",
+    "Any: its core hangs behind a server that answers. Its requests are left to their timeouts; restart it.",
     Across.LARGEST,
 )
 
@@ -409,6 +520,16 @@ REQUEST_LOG_DROPPED = _counter(
     (),
     "Requests that are missing in the request log, because it was not written fast enough.",
     "The disk is full or slow, or the file may not be written: the log on stderr says which.",
+)
+
+# Traces.
+TRACE_SPANS = _counter(
+    "trace_spans_total",
+    ("result",),
+    "Spans of traces by what became of them: `ended`, and of these `exported` to the collector or `failed`. What is "
+    "left of `ended` waits (a second), or was dropped because the queue was full.",
+    "failed, or ended far ahead of exported: the collector is away or too slow; the log says why. Requests are not "
+    "affected.",
 )
 
 # The policy.

@@ -1,9 +1,9 @@
 """The log: one line for each request, at its end, as JSON or text on stderr.
 
 Promises: no prompt text, no answer text, no keys (`RequestRecord` has none). Under a flood of rejections at
-most a few lines a second are written, and the number of those left out is. A reader that doesn't keep up (a
-full pipe) never stalls the event loop: lines go through a bounded queue to a thread, and what doesn't fit is
-counted and said.
+most a few lines a second are written for each reason, and the number of those left out is. A reader that doesn't
+keep up (a full pipe) never stalls the event loop: lines go through a bounded queue to a thread, and what doesn't
+fit is counted and said.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["json", "text"]
 REJECTIONS_PER_S_MAX = 10
-"""Log lines; enough to see who and why, too few to fill a disk."""
+"""Log lines for each reason; enough to see who and why, too few to fill a disk."""
 FIELDS = "kvgate_fields"
 """The attribute of a `LogRecord` that carries structured fields."""
 
@@ -97,21 +97,32 @@ class RequestLog:
     ) -> None:
         self._clock = clock or SystemClock()
         self._logger = logger
-        self._sampler = Sampler(rejections_per_s_max)
+        self._lines_max = rejections_per_s_max
+        self._samplers: dict[str, Sampler] = {}
+        """By reason, or else outcome: a flood of one must not hide the few of another."""
 
     def ended(self, record: RequestRecord) -> None:
         """Whatever ran on an engine is always written; the rest, rejections above all, is sampled."""
         now_s = self._clock.monotonic()
-        if self._sampler.owes_count(now_s):
-            self._tell_suppressed()
-        if record.engine_id is None and not self._sampler.admits(now_s):
+        for why, sampler in self._samplers.items():
+            if sampler.owes_count(now_s):
+                self._tell_suppressed(why, sampler)
+        if record.engine_id is None and not self._sampler_of(record).admits(now_s):
             return
         if self._logger.isEnabledFor(logging.INFO):
             self._write(record)
 
     def close(self) -> None:
         """Say what was left out since the last line."""
-        self._tell_suppressed()
+        for why, sampler in self._samplers.items():
+            self._tell_suppressed(why, sampler)
+
+    def _sampler_of(self, record: RequestRecord) -> Sampler:
+        why = record.reason or (record.outcome.value if record.outcome else "unknown")
+        known = self._samplers.get(why)
+        if known is None:
+            known = self._samplers[why] = Sampler(self._lines_max)
+        return known
 
     def _write(self, record: RequestRecord) -> None:
         """As `Logger.info`, without its search through the stack for the line that called it."""
@@ -119,10 +130,10 @@ class RequestLog:
         extra = {FIELDS: record.as_log_fields()}
         logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, outcome, (), None, extra=extra))
 
-    def _tell_suppressed(self) -> None:
-        count = self._sampler.take_suppressed()
+    def _tell_suppressed(self, why: str, sampler: Sampler) -> None:
+        count = sampler.take_suppressed()
         if count:
-            self._logger.warning(SUPPRESSED, extra={FIELDS: {"count": count}})
+            self._logger.warning(SUPPRESSED, extra={FIELDS: {"reason": why, "count": count}})
 
 
 def _json(line: dict[str, object]) -> str:

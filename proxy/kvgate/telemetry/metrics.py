@@ -24,10 +24,12 @@ from prometheus_client import (
 
 from kvgate import __version__
 from kvgate.telemetry import catalogue
+from kvgate.telemetry.forecasts import ForecastCounters
 from kvgate.telemetry.gaps import BulkHistogram
 from kvgate.telemetry.labels import Children, LabelCap
 from kvgate.telemetry.ledger import LedgerCounters
 from kvgate.telemetry.scrape import EngineStatus, PoolCollector
+from kvgate.telemetry.traces import SpanCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,14 +69,33 @@ class Telemetry:
             repairs=self._counters(catalogue.LEDGER_REPAIRS),
         )
         """For a shared ledger to report to."""
+        self.forecasts = ForecastCounters(
+            calibration=self._counters(catalogue.FORECAST_CALIBRATION),
+            changes=self._counters(catalogue.FORECAST_CHANGES),
+            revocations=self._counters(catalogue.FORECAST_REVOCATIONS),
+            guarded=self._gauge(catalogue.FORECAST_GUARDED).labels(pool),
+            tenant=self._tenant,
+        )
+        """For forecasts to report to."""
         self._gauge(catalogue.BUILD_INFO).labels(pool, __version__).set(1)
 
     def watch(
-        self, ledger_view: Callable[[], LedgerView], engine_statuses: Callable[[], Sequence[EngineStatus]]
+        self,
+        ledger_view: Callable[[], LedgerView],
+        engine_statuses: Callable[[], Sequence[EngineStatus]],
+        shared_blocks: Callable[[str], int] = lambda _: 0,
     ) -> None:
-        """Export what the ledger and the engines say, too. Once per process."""
+        """Export what the ledger and the engines say, too, and of each engine the blocks that requests share there.
+        Once per process.
+        """
         self._collector = PoolCollector(
-            self.pool, ledger_view, engine_statuses, self._gaps, self._tenant, time.monotonic
+            self.pool,
+            ledger_view,
+            engine_statuses,
+            self._gaps,
+            self._tenant,
+            time.monotonic,
+            shared_blocks,
         )
         self.registry.register(self._collector)
 
@@ -86,10 +107,11 @@ class Telemetry:
     def arrived(self, endpoint: Endpoint, tenant: str) -> None:
         self._arrived(endpoint.value, self._tenant(tenant)).inc()
 
-    def granted(self, tenant: str, wait_s: float) -> None:
+    def granted(self, tenant: str, wait_s: float, trace_id: str | None = None) -> None:
+        """`trace_id` of a sampled trace becomes an exemplar."""
         tenant = self._tenant(tenant)
         self._grants(tenant).inc()
-        self._queue_wait(tenant).observe(wait_s)
+        self._queue_wait(tenant).observe(wait_s, _exemplar(trace_id))
 
     def rewritten(self, tenant: str) -> None:
         """A request's output limit was set or lowered."""
@@ -115,6 +137,10 @@ class Telemetry:
     def request_log_dropped(self) -> None:
         """A request that ended is missing in the request log."""
         self._request_log_dropped().inc()
+
+    def trace_spans(self, result: SpanCount, spans: int) -> None:
+        """What became of spans. From any thread."""
+        self._trace_spans(result.value).inc(spans)
 
     def observe_gaps(self, gaps_s: Iterable[float]) -> None:
         """Times between the reads of one stream, many at once: at its end, or every so often."""
@@ -148,14 +174,15 @@ class Telemetry:
             self._completion_tokens(tenant).inc(record.completion_tokens)
 
     def _observe_times(self, record: RequestRecord, outcome: str) -> None:
+        exemplar = _exemplar(record.trace_id)
         if record.total_s is not None:
-            self._duration(outcome).observe(record.total_s)
+            self._duration(outcome).observe(record.total_s, exemplar)
         if record.ttft_s is None:
             return
         parts = (("queue", record.queue_s), ("engine", record.engine_ttft_s), ("total", record.ttft_s))
         for part, seconds in parts:
             if seconds is not None:
-                self._ttft(part).observe(seconds)
+                self._ttft(part).observe(seconds, exemplar)
 
     def _observe_estimate(self, record: RequestRecord) -> None:
         real, counted = record.prompt_tokens_real, record.prompt_tokens_counted
@@ -175,6 +202,7 @@ class Telemetry:
         self._prompt_tokens = self._counters(catalogue.PROMPT_TOKENS)
         self._completion_tokens = self._counters(catalogue.COMPLETION_TOKENS)
         self._request_log_dropped = self._counters(catalogue.REQUEST_LOG_DROPPED)
+        self._trace_spans = self._counters(catalogue.TRACE_SPANS)
         self._queue_wait = self._histograms(catalogue.QUEUE_WAIT)
         self._duration = self._histograms(catalogue.DURATION)
         self._ttft = self._histograms(catalogue.TTFT)
@@ -183,6 +211,8 @@ class Telemetry:
         self._policy_refused = self._gauge(catalogue.POLICY_REFUSED).labels(self.pool)
         for result in ("taken", "refused"):
             self._policy_reloads(result)
+        for result in SpanCount:
+            self._trace_spans(result.value)
         self._request_log_dropped()
         self._resends()  # without further labels: exported as 0 from the start
 
@@ -198,6 +228,11 @@ class Telemetry:
 
     def _gauge(self, metric: Metric) -> Gauge:
         return Gauge(metric.name, metric.meaning, metric.label_names, registry=self.registry)
+
+
+def _exemplar(trace_id: str | None) -> dict[str, str] | None:
+    """What leads from a bucket to a trace; in OpenMetrics only."""
+    return None if trace_id is None else {"trace_id": trace_id}
 
 
 def _process_registry() -> CollectorRegistry:

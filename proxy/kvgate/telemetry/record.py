@@ -32,6 +32,8 @@ class RequestRecord:
     outcome: Outcome | None = None
     reason: str | None = None
     """`x-kvgate-reason`, when kvgate itself answered."""
+    told: str | None = None
+    """The message of that answer: for the console. Not in the log, where the reason says it in a word."""
     status: int | None = None
     """The HTTP status that went to the client; None when it left before one was sent."""
     engine_id: str | None = None
@@ -51,12 +53,20 @@ class RequestRecord:
     """Sequences for each prompt."""
     max_tokens_asked: int | None = None
     """The client's own limit for one sequence; None when it set none."""
+    min_tokens: int | None = None
+    """Output tokens of a sequence that it asked for at least; None when it asked for none."""
+    ignore_eos: bool | None = None
+    """True when only the limit ends its answers."""
     max_tokens_charged: int | None = None
     """Output tokens of one sequence that were reserved."""
     max_tokens_rewritten: bool = False
     blocks_reserved: int | None = None
     tokens_reserved: int | None = None
-    """The prompt as it was counted, and the limit of every sequence."""
+    """The prompt as it was counted, and the limit of every sequence; by a forecast, what they are expected to have."""
+    reservation: str | None = None
+    """`guaranteed` or `forecast`, as it was granted last."""
+    output_tokens_expected: int | None = None
+    """By a forecast, all sequences together."""
 
     queue_s: float | None = None
     """From arrival to the last grant, or to the end without one."""
@@ -68,6 +78,10 @@ class RequestRecord:
     """From arrival to the end."""
     priority: str | None = None
     """The class it queued in."""
+    priority_asked: str | None = None
+    """The class that the client asked for; None when it asked for none."""
+    deadline_s: float | None = None
+    """The longest wait in the queue that the client asked for, from arrival; None when it asked for none."""
     would: str | None = None
     """In mode observe, what enforcing would have done to it: `granted` at once, `queued`, or a refusal."""
     requeues: int = 0
@@ -76,6 +90,8 @@ class RequestRecord:
     """How often it was sent again after it had been sent and nothing came back."""
     bytes_out: int = 0
     """Body bytes sent to the client."""
+    trace_id: str | None = None
+    """Of its trace, in hexadecimal, when it is sampled: for log lines and exemplars."""
 
     def as_log_fields(self) -> dict[str, object]:
         """The known fields for a log line: times to a tenth of a millisecond, names cut to a bound."""
@@ -90,5 +106,5 @@ def _loggable(value: object) -> object:
     return value[:NAME_CHARS_MAX] if kind is str else value  # type: ignore[index]
 
 
-_FIELD_NAMES = tuple(field.name for field in fields(RequestRecord))
+_FIELD_NAMES = tuple(field.name for field in fields(RequestRecord) if field.name != "told")
 _fields_of = attrgetter(*_FIELD_NAMES)

@@ -1,5 +1,8 @@
 """A line of the request log: which numbers and names it has. Written by `request_log`, read by `kvgate.traffic`.
 
+It has all that `kvgate replay` needs to put the same requests to another policy: when a request came and left, what it
+asked for, how long its prompt and its answer were. A field that is added has a default: older logs stay readable.
+
 Never text of a prompt or an answer, and no key: it is made from a `RequestRecord`, which has none.
 """
 
@@ -52,11 +55,23 @@ class LoggedRequest(msgspec.Struct, omit_defaults=True, frozen=True):
     """Of all sequences together."""
     max_tokens_asked: int | None = None
     """The client's own limit for one sequence."""
+    min_tokens: int = 0
+    """Output tokens of a sequence that it asked for at least."""
+    ignore_eos: bool = False
+    """Whether only the limit ended its answers."""
     max_tokens_charged: int | None = None
     """The limit for one sequence that was reserved."""
     blocks_reserved: int | None = None
     tokens_reserved: int | None = None
+    reservation: str | None = None
+    """`guaranteed` or `forecast`."""
+    output_tokens_expected: int | None = None
+    """By a forecast, of all sequences together."""
     requeues: int = 0
+    class_asked: str | None = None
+    """The class that the client asked for, if it did."""
+    deadline_s: float | None = None
+    """The longest wait that the client asked for, if it did; from arrival."""
     would: str | None = None
     """In mode observe, what enforcing would have done."""
 
@@ -86,10 +101,16 @@ def logged(record: RequestRecord, now: float) -> LoggedRequest:
         prompt_tokens_exact=record.prompt_tokens_exact,
         completion_tokens=record.completion_tokens,
         max_tokens_asked=record.max_tokens_asked,
+        min_tokens=record.min_tokens or 0,
+        ignore_eos=record.ignore_eos or False,
         max_tokens_charged=record.max_tokens_charged,
         blocks_reserved=record.blocks_reserved,
         tokens_reserved=record.tokens_reserved,
+        reservation=record.reservation,
+        output_tokens_expected=record.output_tokens_expected,
         requeues=record.requeues,
+        class_asked=record.priority_asked,
+        deadline_s=_rounded(record.deadline_s),
         would=record.would,
     )
 

@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 from kvgate.telemetry import catalogue
 from kvgate.telemetry.fairness import FairnessWindow
 from kvgate.telemetry.tenants import Row, tenant_rows
+from kvgate_policies.forecast_fit import Z_DEFAULT, load
+from kvgate_policies.occupancy import SCALE
 from kvgate_policies.types import EngineLimits, EngineUse, LedgerView
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from kvgate.telemetry.catalogue import Metric
     from kvgate.telemetry.gaps import BulkHistogram
 
-ENGINE_STATES = ("unknown", "up", "trial", "busy", "draining", "suspended", "down", "error")
+ENGINE_STATES = ("unknown", "up", "trial", "busy", "draining", "suspended", "stalled", "down", "error")
 """All of them are exported, so that a state that was left reads 0 and not "no data"."""
 SHARED_MODES = ("redis", "local", "closed", "open")
 """All of them are exported for a shared ledger, for the same reason."""
@@ -68,6 +70,33 @@ class EngineStatus(Protocol):
         """None before the first good probe."""
         ...
 
+    @property
+    def gauges_age_s(self) -> float | None:
+        """Since they were last new; None before the first."""
+        ...
+
+    @property
+    def elected(self) -> bool:
+        """Whether this process is the one that scrapes it."""
+        ...
+
+    @property
+    def current(self) -> bool:
+        """Whether this process is the one that scrapes it, and the numbers are those of now."""
+        ...
+
+    @property
+    def trust(self) -> float | None: ...
+
+    @property
+    def bias(self) -> float | None: ...
+
+    @property
+    def foreign_blocks(self) -> float | None: ...
+
+    @property
+    def stalls(self) -> int: ...
+
 
 class PoolCollector(Collector):
     """Exports the snapshots of the last `refresh`; the first `collect` takes one itself."""
@@ -80,14 +109,18 @@ class PoolCollector(Collector):
         gaps: BulkHistogram,
         tenant_label: Callable[[str], str],
         now_s: Callable[[], float],
+        shared_blocks: Callable[[str], int],
     ) -> None:
-        """`tenant_label` gives the name of a tenant or, beyond the cap, `other`; `now_s` is monotonic."""
+        """`tenant_label` gives the name of a tenant or, beyond the cap, `other`; `now_s` is monotonic;
+        `shared_blocks` is asked for each engine.
+        """
         self._pool = pool
         self._ledger_view = ledger_view
         self._engine_statuses = engine_statuses
         self._gaps = gaps
         self._tenant_label = tenant_label
         self._now_s = now_s
+        self._shared_blocks = shared_blocks
         self._fairness = FairnessWindow()
         self._rows: list[tuple[Metric, Iterable[Row]]] = []
 
@@ -100,6 +133,7 @@ class PoolCollector(Collector):
         index = self._fairness.index(self._now_s(), view.tenants)
         self._rows = [
             *_ledger_rows(view),
+            (catalogue.SHARED_BLOCKS, _of_each(view, lambda use: self._shared_blocks(use.limits.engine_id))),
             *tenant_rows(view.tenants, self._tenant_label),
             (catalogue.FAIRNESS, [((), index)]),
             *_engine_rows(engines),
@@ -138,7 +172,11 @@ def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
     yield catalogue.LEDGER_MODE, [((mode,), float(mode == view.mode)) for mode in _modes(view)]
     yield catalogue.LEDGER_PROCESSES, [((), view.processes)]
     yield catalogue.CAPACITY_BLOCKS, _of_each(view, lambda use: use.limits.blocks)
-    yield catalogue.RESERVED_BLOCKS, _of_each(view, lambda use: use.reserved.blocks)
+    yield catalogue.USABLE_BLOCKS, _of_each(view, lambda use: use.limits.blocks_open)
+    yield catalogue.RESERVED_BLOCKS, _of_each(view, lambda use: use.reserved.use_blocks)
+    yield catalogue.EXPECTED_BLOCKS, _of_each(view, lambda use: use.reserved.occupancy.means[0] / SCALE)
+    yield catalogue.AT_RISK_BLOCKS, _of_each(view, _at_risk)
+    yield catalogue.PEAK_BLOCKS, _of_each(view, lambda use: use.reserved.blocks)
     yield catalogue.SEQ_SLOTS, _of_each(view, lambda use: use.limits.seqs)
     yield catalogue.RESERVED_SEQS, _of_each(view, lambda use: use.reserved.seqs)
     yield catalogue.RESERVED_PREFILL, _of_each(view, lambda use: use.reserved.prefill_tokens)
@@ -147,6 +185,11 @@ def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
 def _modes(view: LedgerView) -> Iterable[str]:
     """A ledger in memory has one mode; a shared one shows all it may go over to."""
     return (view.mode,) if view.mode not in SHARED_MODES else SHARED_MODES
+
+
+def _at_risk(use: EngineUse) -> float:
+    blocks = use.limits.blocks
+    return load(use.reserved.occupancy, blocks, Z_DEFAULT) * blocks if blocks > 0 else 0.0
 
 
 def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:
@@ -160,6 +203,11 @@ def _engine_rows(engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iter
     yield catalogue.ENGINE_WAITING, _of_gauges(engines, lambda gauges: gauges.waiting)
     yield catalogue.ENGINE_PREEMPTIONS, _of_gauges(engines, lambda gauges: gauges.preemptions)
     yield catalogue.BLOCKS_IN_USE, [((engine_id,), used) for engine_id, used in _in_use(engines).items()]
+    yield catalogue.ENGINE_TRUST, _if_current(engines, lambda engine: engine.trust)
+    yield catalogue.ENGINE_BIAS, _if_current(engines, lambda engine: engine.bias)
+    yield catalogue.ENGINE_FOREIGN, _if_current(engines, lambda engine: engine.foreign_blocks)
+    yield catalogue.ENGINE_GAUGES_AGE, _known((e.id, e.gauges_age_s) for e in engines if e.elected)
+    yield catalogue.ENGINE_STALLS, [((e.id,), e.stalls) for e in engines]
 
 
 def _state_rows(engine: EngineStatus) -> list[Row]:
@@ -168,8 +216,16 @@ def _state_rows(engine: EngineStatus) -> list[Row]:
 
 
 def _of_gauges(engines: Sequence[EngineStatus], value: Callable[[EngineGauges], float | None]) -> list[Row]:
+    return _if_current(engines, lambda engine: None if engine.gauges is None else value(engine.gauges))
+
+
+def _if_current(engines: Sequence[EngineStatus], value: Callable[[EngineStatus], float | None]) -> list[Row]:
+    """From the process that scrapes the engine: the numbers of the others are seconds older."""
+    return _known((e.id, value(e)) for e in engines if e.current)
+
+
+def _known(said: Iterable[tuple[str, float | None]]) -> list[Row]:
     """Engines that did not say have no row: a missing number is not a zero."""
-    said = ((e.id, value(e.gauges)) for e in engines if e.gauges is not None)
     return [((engine_id,), number) for engine_id, number in said if number is not None]
 
 
@@ -178,7 +234,7 @@ def _in_use(engines: Sequence[EngineStatus]) -> dict[str, float]:
     return {
         e.id: e.gauges.kv_usage * e.limits.blocks
         for e in engines
-        if e.gauges is not None and e.limits is not None and e.gauges.kv_usage is not None
+        if e.current and e.gauges is not None and e.limits is not None and e.gauges.kv_usage is not None
     }
 
 

@@ -135,7 +135,31 @@ def test_a_flood_of_rejections_is_sampled_and_the_rest_counted() -> None:
     assert [line["message"] for line in lines[:10]] == ["rejected_queue_full"] * 10
     assert len(lines) == 11
     assert lines[10]["message"].endswith("not logged one by one")
-    assert lines[10]["count"] == 990
+    assert (lines[10]["reason"], lines[10]["count"]) == ("queue_full", 990)
+
+
+def test_a_flood_of_one_reason_does_not_hide_another() -> None:
+    stranger = RequestRecord("r3", outcome=Outcome.REJECTED_UNAUTHORIZED, reason="unauthorized", status=401)
+    lines = [
+        json.loads(line) for line in written("json", *[stranger] * 1000, refused(), served()).splitlines()
+    ]
+    said = [line["message"] for line in lines]
+    assert said == ["rejected_unauthorized"] * 10 + ["rejected_queue_full", "served", said[-1]]
+    assert (lines[-1]["reason"], lines[-1]["count"]) == ("unauthorized", 990)
+
+
+def test_what_ran_on_an_engine_is_written_whatever_flood_there_is() -> None:
+    gone = served(7)
+    gone.outcome, gone.reason = Outcome.UPSTREAM_FAILED, "upstream_failed"
+    lines = [json.loads(line) for line in written("json", *[refused()] * 100, *[gone] * 100).splitlines()]
+    assert [line["message"] for line in lines].count("upstream_failed") == 100
+
+
+def test_a_sampled_request_has_its_trace_in_its_line() -> None:
+    record = served()
+    assert "trace_id" not in json.loads(written("json", record))
+    record.trace_id = "0af7651916cd43dd8448eb211c80319c"
+    assert json.loads(written("json", record))["trace_id"] == record.trace_id
 
 
 def test_every_second_has_its_own_share(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,8 @@ def started(at_s: float, text: str) -> str:
 
 
 def value(pages: MergedPages, name: str, **labels: str) -> float | None:
-    return pages.get_sample_value(name, labels)
+    families = text_string_to_metric_families(pages.render().decode())
+    return next((s.value for f in families for s in f.samples if (s.name, s.labels) == (name, labels)), None)
 
 
 def merged(*texts: str) -> MergedPages:
@@ -113,19 +114,63 @@ def test_a_counter_never_goes_back_and_is_the_sum_of_all_lives(lives: list[tuple
         count[name] += number
         total += number
         pages.take(name, text.format(count[name]) + f"{STARTED} {start[name]}\n")
-        assert pages.get_sample_value("x_total") == total
+        assert value(pages, "x_total") == total
 
 
 def test_the_merged_page_is_a_page() -> None:
     pages = merged(page(grants=2), page(grants=1, waits_s=(0.5,)))
     single = {f.name: f for f in text_string_to_metric_families(page(grants=2))}
-    both = {f.name: f for f in text_string_to_metric_families(generate_latest(pages).decode())}
+    both = {f.name: f for f in text_string_to_metric_families(pages.render().decode())}
     assert both.keys() == single.keys()
     for name, family in both.items():
         assert (family.type, family.documentation) == (single[name].type, single[name].documentation)
         assert {tuple(s.labels) for s in family.samples} == {tuple(s.labels) for s in single[name].samples}
-    names = {family.name for family in parse_openmetrics(generate_openmetrics(pages).decode())}
+    names = {family.name for family in parse_openmetrics(pages.render(openmetrics=True).decode())}
     assert names == single.keys()
+
+
+def openmetrics_page(waits_s: dict[str, float], tenant: str = "t") -> str:
+    """As a worker exports it; `waits_s` by trace."""
+    telemetry = Telemetry("p")
+    for trace_id, wait_s in waits_s.items():
+        telemetry.granted(tenant, wait_s, trace_id)
+    return str(generate_openmetrics(telemetry.registry), "utf-8")
+
+
+def exemplars(page_: bytes) -> dict[str, str]:
+    """By upper bound of the bucket."""
+    return {
+        sample.labels["le"]: sample.exemplar.labels["trace_id"]
+        for family in parse_openmetrics(page_.decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
+def test_each_bucket_keeps_its_latest_exemplar() -> None:
+    first = openmetrics_page({"aa": 0.001, "bb": 3.0})
+    second = openmetrics_page({"cc": 3.0})
+    for texts in ((first, second), (second, first)):
+        pages = merged(*texts)
+        assert exemplars(pages.render(openmetrics=True)) == {"0.005": "aa", "5.0": "cc"}
+        assert b"trace_id" not in pages.render()
+        assert value(pages, "kvgate_queue_wait_seconds_count", pool="p", tenant="t") == 3
+
+
+NAMES_OF_TENANTS = ('a" # {trace_id="x"} 1.0 2', "b} # {", "c\\", "d\ne", "f g", "h\x85i\u2028j", "k{")
+
+
+@pytest.mark.parametrize("tenant", NAMES_OF_TENANTS)
+def test_names_may_look_like_syntax(tenant: str) -> None:
+    pages = merged(*[openmetrics_page({"aa": 0.001}, tenant)] * 2)
+    assert value(pages, "kvgate_grants_total", pool="p", tenant=tenant) == 2
+    assert exemplars(pages.render(openmetrics=True)) == {"0.005": "aa"}
+
+
+def test_what_is_no_page_is_refused() -> None:
+    for text in ("<html>", "x_total{} one", 'x_bucket{le="1"} # {trace_id="a"} 1'):
+        with pytest.raises(ValueError, match=r"."):
+            MergedPages(NAMES).take("worker 1", text)
 
 
 def test_only_counters_and_histograms_are_summed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,6 +50,13 @@ class Status:
     state: str = "up"
     limits: EngineLimits | None = LIMITS
     gauges: Gauges | None = None
+    gauges_age_s: float | None = 0.5
+    elected: bool = True
+    current: bool = True
+    trust: float | None = 0.93
+    bias: float | None = 1.0
+    foreign_blocks: float | None = 0.0
+    stalls: int = 0
 
 
 def a_view(*, reserved: int = 40, queued: int = 2) -> LedgerView:
@@ -328,6 +335,27 @@ class TestScrape:
         assert value(telemetry, "kvgate_engine_state", state="up", **engine) == 0
         assert value(telemetry, "kvgate_engine_preemptions_total", **engine) is None
         assert value(telemetry, "kvgate_ledger_drift_blocks", **engine) is None
+
+    def test_an_engine_s_own_numbers_are_told_by_the_process_that_scrapes_it(self) -> None:
+        numbers = ("engine_kv_blocks_in_use", "engine_requests_running", "engine_preemptions_total")
+        judged = ("engine_trust", "engine_bias", "engine_foreign_blocks", "ledger_drift_blocks")
+        engine = {"engine": "http://a:1"}
+        for current, elected in ((True, True), (False, True), (False, False)):
+            telemetry = Telemetry("p")
+            status = Status(gauges=Gauges(), current=current, elected=elected)
+            telemetry.watch(a_view, lambda status=status: [status])
+            for name in (*numbers, *judged):
+                assert (value(telemetry, f"kvgate_{name}", **engine) is not None) == current, name
+            age_s = value(telemetry, "kvgate_engine_gauges_age_seconds", **engine)
+            assert (age_s is not None) == elected
+            assert value(telemetry, "kvgate_engine_stalls_total", **engine) == 0
+
+    def test_what_is_usable_is_the_ledger_s_word(self) -> None:
+        telemetry = Telemetry("p")
+        use = EngineUse(replace(LIMITS, blocks_usable=75), KVCost(40, 3, 512), reservations=3)
+        telemetry.watch(lambda: LedgerView((use,)), list)
+        assert value(telemetry, "kvgate_ledger_usable_blocks", engine="http://a:1") == 75
+        assert value(telemetry, "kvgate_ledger_capacity_blocks", engine="http://a:1") == 100
 
     def test_the_registry_can_be_given(self) -> None:
         registry = CollectorRegistry()
