@@ -1,4 +1,4 @@
-"""How does vLLM put a model's layers into groups that share one pool of blocks, and how many does a sequence hold?
+"""How does vLLM put a model's layers into groups that share one pool of blocks?
 
 All groups draw block ids from one pool, so a block must have the same size for each: that of the largest group.
 
@@ -10,8 +10,10 @@ All groups draw block ids from one pool, so a block must have the same size for 
 4. With recurrent states the block size is raised first, until a page of attention holds a whole state.
 5. Chunked attention switches this off in vLLM: then windows are allocated as full attention.
 
-Source: vLLM 0.32, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`, `_align_hybrid_block_size`, and the
-`max_admission_blocks_per_request` of the specs; held against that code by the tests in `tests/vllm`.
+How many blocks a sequence holds in a group is said by `kv_groups`, for the planner as for the price of a request.
+
+Source: vLLM 0.32, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size` and `_align_hybrid_block_size`; held against
+that code by the tests in `tests/vllm`.
 Mixed page sizes in a block-outermost memory layout are grouped differently there and not described here.
 """
 
@@ -22,6 +24,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvgate_policies.capacity_dtypes import CapacityError
+from kvgate_policies.kv_groups import (
+    EVERY_TOKEN,
+    KVGroup,
+    ceil_div,
+    decode_blocks,
+    full_window_blocks,
+    prefill_blocks,
+)
 from kvgate_policies.model_shape import Kind
 
 if TYPE_CHECKING:
@@ -33,9 +43,6 @@ LATENT_KERNEL_BLOCK = 128
 """The same for latent attention beside recurrent states."""
 PADDING_LIMIT = 1.5
 """Rule 3: below this ratio of the commonest kind to the rarest, groups are padded instead of split."""
-
-EVERY_TOKEN = frozenset({Kind.FULL, Kind.LATENT, Kind.INDEX})
-"""Kinds that keep every token to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,18 @@ class Serving:
     context_parallel: int = 1
     """GPUs over which the tokens of a sequence are dealt out (decode context parallelism)."""
 
+    @property
+    def speculative_tokens(self) -> int:
+        return self.draft_tokens
+
 
 def hybrid_block_tokens(block_tokens: int, token_bytes: int, state_bytes: int, *, latent: bool) -> int:
     """The block size in tokens, raised until `token_bytes` of attention for each hold a whole state (rule 4)."""
     if not state_bytes or not token_bytes:
         return block_tokens
     step = max(KERNEL_BLOCK, block_tokens, LATENT_KERNEL_BLOCK if latent else 0)
-    raised = step * _ceil_div(state_bytes, step * token_bytes)
-    return max(block_tokens, KERNEL_BLOCK * _ceil_div(raised, KERNEL_BLOCK))
+    raised = step * ceil_div(state_bytes, step * token_bytes)
+    return max(block_tokens, KERNEL_BLOCK * ceil_div(raised, KERNEL_BLOCK))
 
 
 def group_layers(pages: Sequence[Page]) -> tuple[tuple[Page, ...], tuple[Group, ...]]:
@@ -103,7 +114,7 @@ def group_layers(pages: Sequence[Page]) -> tuple[tuple[Page, ...], tuple[Group, 
     groups: list[Group] = []
     for page, count in counts.items():
         members = [position for position, one in enumerate(pages) if one == page]
-        parts = _ceil_div(count, size)
+        parts = ceil_div(count, size)
         groups.extend(Group(page, tuple(members[part::parts])) for part in range(parts))
     return tuple(pages), tuple(groups)
 
@@ -139,43 +150,25 @@ def grows_evenly(groups: Sequence[Group]) -> bool:
 
 
 def blocks_held(group: Group, tokens: int, serving: Serving) -> int:
-    """Blocks of one sequence in this group at the most, on its way to `tokens` slots."""
-    page = group.page
-    drafts = serving.draft_tokens
-    if group.kind is Kind.STATE:
-        return (2 if serving.prefix_caching else 1) + drafts
-    if group.kind is Kind.CROSS:
-        return _ceil_div(page.window or 0, page.tokens)
-    span = page.tokens * serving.context_parallel
-    ahead = _ceil_div(2 * drafts + 1, page.tokens) if drafts else 0
-    whole = _ceil_div(serving.max_model_len, span)
-    return min(_ceil_div(tokens, span) + ahead, whole, blocks_bound(group, serving))
+    """Blocks of one sequence in this group at the most, on its way to `tokens` slots.
+
+    Without the further states that it has for a step or two while its prompt is read: vLLM does not count them either.
+    """
+    rule = decode_blocks if group.kind is Kind.STATE else prefill_blocks
+    return rule(kv_group(group, serving), tokens, serving)
 
 
 def blocks_steady(group: Group, tokens: int, serving: Serving) -> int:
-    """Blocks of one sequence of `tokens` slots in this group while it is decoded, token by token.
-
-    A window then holds itself, a block it begins in the middle of, and one for tokens in flight.
-    """
-    held = blocks_held(group, tokens, serving)
-    if group.kind is not Kind.SLIDING:
-        return held
-    return min(held, _ceil_div((group.page.window or 0) - 1, group.page.tokens) + 2)
+    """Blocks of one sequence of `tokens` slots in this group while it is decoding, token by token."""
+    return decode_blocks(kv_group(group, serving), tokens, serving)
 
 
 def blocks_bound(group: Group, serving: Serving) -> int:
     """Blocks that vLLM counts for a sequence of the whole window in this group, at admission and in its log."""
-    page = group.page
-    limit = serving.max_model_len
-    if group.kind is Kind.SLIDING:
-        kept = min((page.window or 0) - 1 + serving.in_flight_tokens, limit)
-        return _ceil_div(kept, page.tokens) + 1  # a window may begin in the middle of a block
-    if group.kind is Kind.CHUNKED:
-        return _ceil_div(min((page.window or 0) + serving.in_flight_tokens, limit), page.tokens)
-    if group.kind in EVERY_TOKEN:
-        return _ceil_div(_ceil_div(limit, serving.context_parallel), page.tokens)
-    return blocks_held(group, limit, serving)
+    return full_window_blocks(kv_group(group, serving), serving)
 
 
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
+def kv_group(group: Group, serving: Serving) -> KVGroup:
+    """The group as its rule sees it. A state is not divided: its block counts as one token."""
+    tokens = (group.page.tokens or 1) * serving.context_parallel
+    return KVGroup(group.kind, tokens, group.page.window or 0)

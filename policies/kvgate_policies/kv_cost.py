@@ -10,7 +10,11 @@ The unit is the block of one engine. Rules, for P prompt tokens, M output tokens
 3. `n` sequences of one prompt share its full blocks if the engine caches prefixes, except the block of the
    last prompt token, which is always computed anew: `s + n * (peak - s)` with `s = floor((P - 1) / bs)`.
 4. The prompts of a list share nothing that could be relied on: their costs are added up.
-5. Where a model has KV groups that are not described, each sequence costs what the largest would.
+5. A model with several KV groups costs the sum over them, by the rules of `kv_groups`, and the more of two: what
+   its prompt of P takes while it is read, and what P + M - 1 slots take once it is generating. For windows the
+   first is often the larger; it is over with the first token (`blocks_decoding`). Such groups share nothing
+   among n sequences that could be relied on.
+6. Where the groups are not described, each sequence costs what the largest would.
 
 The peak is reserved, not the present use: then the engine never has to preempt. Source: vLLM's own block
 accounting, `KVCacheManager.allocate_slots` (slots) and `get_max_tokens` (M); reproduced block for block.
@@ -18,62 +22,35 @@ accounting, `KVCacheManager.allocate_slots` (slots) and `get_max_tokens` (M); re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from kvgate_policies.kv_groups import EVERY_TOKEN, KVGroup, decode_blocks, prefill_blocks
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, KVCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-class _Group(Protocol):
-    """The rule of one KV group: what a sequence holds in it. A model's blocks are the sum over its groups."""
-
-    def peak(self, tokens: int) -> int:
-        """Blocks at the most, on the way to `tokens` slots."""
-        ...
-
-    def shared(self, prompt_tokens: int) -> int:
-        """Blocks that further sequences of the same prompt do not need again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _FullAttention:
-    """Every token keeps its slot to the end (rules 1 to 3)."""
-
-    shape: EngineShape
-
-    def peak(self, tokens: int) -> int:
-        whole = _ceil_div(self.shape.max_model_len, self.shape.block_size)
-        drafts = self.shape.speculative_tokens
-        ahead = _ceil_div(2 * drafts + 1, self.shape.block_size) if drafts else 0
-        return min(_ceil_div(tokens, self.shape.block_size) + ahead, whole)
-
-    def shared(self, prompt_tokens: int) -> int:
-        if not self.shape.prefix_caching:
-            return 0
-        kept = min(prompt_tokens, self.shape.max_model_len)
-        return max(kept - 1, 0) // self.shape.block_size
-
-
-@dataclass(frozen=True, slots=True)
-class _Opaque:
-    """Groups nobody described: always the most a sequence can hold (rule 5)."""
-
-    blocks: int
-
-    def peak(self, tokens: int) -> int:  # noqa: ARG002 - the same for every length
-        return self.blocks
-
-    def shared(self, prompt_tokens: int) -> int:  # noqa: ARG002 - nothing is known to be shared
-        return 0
+STEPS_AHEAD = 2
+"""Tokens that an engine makes room for before the first one is out, and what reading took is let go: one step is always
+scheduled ahead, with pipeline parallelism another."""
 
 
 def blocks_of(shape: EngineShape, tokens: int) -> int:
-    """KV blocks of one sequence that has grown to `tokens` slots, a draft's look-ahead included."""
-    return sum(group.peak(tokens) for group in _groups(shape))
+    """KV blocks of one sequence at the most, on its way to `tokens` slots, however many of them are its prompt's.
+
+    A draft's look-ahead is included.
+    """
+    if shape.blocks_opaque is not None:
+        return shape.blocks_opaque
+    return sum(group.count * prefill_blocks(group, tokens, shape) for group in _groups(shape))
+
+
+def blocks_after_prompt(shape: EngineShape, tokens: int) -> int:
+    """KV blocks of one sequence at the most, from its first token until it has grown to `tokens` slots."""
+    if shape.blocks_opaque is not None:
+        return shape.blocks_opaque
+    return sum(group.count * decode_blocks(group, tokens, shape) for group in _groups(shape))
 
 
 def output_tokens(shape: EngineShape, prompt_tokens: int, asked: int) -> int:
@@ -95,6 +72,16 @@ def price(shape: EngineShape, prompts: Sequence[int], max_tokens: int, n: int) -
     if n < 1:
         raise ValueError(f"n is {n}: a prompt has at least one sequence")
     return sum((_price_one(shape, prompt_tokens, max_tokens, n) for prompt_tokens in prompts), ZERO_COST)
+
+
+def blocks_decoding(shape: EngineShape, prompts: Sequence[int], max_tokens: int, n: int) -> int:
+    """The part of `price(…).blocks` that is still needed once the first token has come.
+
+    Less than all of it only for one sequence alone: of several, others may still be reading.
+    """
+    if len(prompts) * n != 1:
+        return price(shape, prompts, max_tokens, n).blocks
+    return blocks_after_prompt(shape, _slots(shape, prompts[0], max_tokens))
 
 
 def price_pooling(shape: EngineShape, prompts: Sequence[int]) -> KVCost:
@@ -120,29 +107,32 @@ def never_fits(costs: Mapping[EngineShape, KVCost], engines: Iterable[EngineLimi
     return bool(priced) and not any(fits_empty(cost, limits) for cost, limits in priced)
 
 
-def _groups(shape: EngineShape) -> tuple[_Group, ...]:
-    if shape.blocks_opaque is not None:
-        return (_Opaque(shape.blocks_opaque),)
-    return (_FullAttention(shape),)
+def _groups(shape: EngineShape) -> tuple[KVGroup, ...]:
+    return shape.groups or (KVGroup(block_size=shape.block_size),)
 
 
 def _price_one(shape: EngineShape, prompt_tokens: int, max_tokens: int, n: int) -> KVCost:
     if prompt_tokens < 0:
         raise ValueError(f"a prompt of {prompt_tokens} tokens")
+    slots = _slots(shape, prompt_tokens, max_tokens)
+    reading = blocks_of(shape, min(prompt_tokens + STEPS_AHEAD, slots))
+    peak = max(reading, blocks_after_prompt(shape, slots))
+    shared = _shared(shape, prompt_tokens) if n > 1 else 0
+    return KVCost(blocks=shared + n * (peak - shared), seqs=n, prefill_tokens=prompt_tokens)
+
+
+def _slots(shape: EngineShape, prompt_tokens: int, max_tokens: int) -> int:
+    """Token slots at the end of a sequence (rule 1)."""
     wanted = prompt_tokens + output_tokens(shape, prompt_tokens, max_tokens) - 1
-    slots = min(wanted, shape.max_model_len)
-    blocks = sum(_family_blocks(group, prompt_tokens, slots, n) for group in _groups(shape))
-    return KVCost(blocks=blocks, seqs=n, prefill_tokens=prompt_tokens)
+    return min(wanted, shape.max_model_len)
 
 
-def _family_blocks(group: _Group, prompt_tokens: int, slots: int, n: int) -> int:
-    """Blocks of `n` sequences that grew from one prompt."""
-    peak = group.peak(slots)
-    if n == 1:
-        return peak
-    shared = group.shared(prompt_tokens)
-    return shared + n * (peak - shared)
-
-
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
+def _shared(shape: EngineShape, prompt_tokens: int) -> int:
+    """Blocks that further sequences of the same prompt do not need again (rules 3 and 5)."""
+    groups = _groups(shape)
+    if shape.blocks_opaque is not None or not shape.prefix_caching:
+        return 0
+    if not all(group.kind in EVERY_TOKEN for group in groups):
+        return 0
+    kept = max(min(prompt_tokens, shape.max_model_len) - 1, 0)
+    return sum(group.count * (kept // group.block_size) for group in groups)

@@ -9,6 +9,7 @@ allowed. What vLLM allocates for the layers is the business of `capacity_groups`
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -135,6 +136,15 @@ def typed_model(layers: int, kv_heads: int, head_dim: int) -> ModelShape:
             raise ModelShapeError(f"{name}: {number} is not allowed; allowed: a whole number from 1")
     full = KVLayer(0, Kind.FULL, kv_heads, head_dim, head_dim)
     return ModelShape(tuple(replace(full, index=index) for index in range(layers)), layers)
+
+
+def layers_in_words(model: ModelShape) -> str:
+    """The layers, for people: "12 layers of sliding window (128), 12 layers of full attention"."""
+    found = Counter((layer.kind, layer.window) for layer in model.layers)
+    return ", ".join(
+        f"{count} {'layer' if count == 1 else 'layers'} of {kind}" + (f" ({window:,})" if window else "")
+        for (kind, window), count in found.items()
+    )
 
 
 def only(layers: Iterable[KVLayer], *kinds: Kind) -> tuple[KVLayer, ...]:

@@ -11,6 +11,7 @@ from kvgate_policies.feedback import (
     TRUST_CUT,
     TRUST_GAIN_PER_S,
     TRUST_MIN,
+    USABLE_MIN,
     Drift,
     Gauge,
     Trust,
@@ -83,6 +84,26 @@ def test_an_idle_ledger_says_nothing_of_bias_but_sees_all_that_is_foreign():
     assert usable_blocks(1000, Trust(), drift) == 700
 
 
+def test_what_is_above_peaks_is_foreign_and_no_bias():
+    drift = Drift()
+    for second in range(5):
+        drift = drift_step(drift, Gauge(600, 500, 1000.0, float(second), held_is_peak=True))
+    assert (drift.bias, drift.foreign_blocks) == (1.0, 100.0)
+    below = drift_step(drift, Gauge(500, 500, 1000.0, 5.0, held_is_peak=True))
+    assert below.foreign_blocks == 0
+
+
+def test_bias_that_was_learned_from_forecasts_fades_where_all_are_peaks():
+    drift = gauges(used=600, held=500, count=60)
+    for second in range(60, 120):
+        drift = drift_step(drift, Gauge(400, 500, 1000.0, float(second), held_is_peak=True))
+    assert drift.bias == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_part_stays_open_whatever_the_gauge_says():
+    assert usable_blocks(1000, Trust(TRUST_MIN), gauges(used=1000, held=0, count=3)) == USABLE_MIN * 1000
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 5000), st.floats(0, 1000), st.floats(0, 3)), max_size=30),
     st.lists(st.floats(0, 1e6), max_size=30),
@@ -95,4 +116,4 @@ def test_whatever_the_gauges_say_capacity_only_shrinks(readings, counters):
     trust = scrape(counters)
     assert TRUST_MIN <= trust.k <= 1.0
     assert 1.0 <= drift.bias <= BIAS_MAX
-    assert 0.0 <= usable_blocks(1000, trust, drift) <= 1000
+    assert USABLE_MIN * 1000 <= usable_blocks(1000, trust, drift) <= 1000

@@ -1,0 +1,132 @@
+"""Forecast reservations before a real engine: it is nearly as busy as without a limit, and does not preempt."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm import measured, mixed, server, traffic
+from vllm.steps import Step, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.server import Engine, Gateway
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+USABLE = server.BLOCKS - 1
+SIZES = 3
+LEARNING = 200
+MEASURED = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    got: list[traffic.Got]
+    steps: list[Step]
+    summary: Summary
+
+    @property
+    def kv_use(self) -> float:
+        """From the first step to the last in which a request began: after it nothing is left that could fill up."""
+        last = max(number for number, step in enumerate(self.steps) if step.new)
+        return Summary.of(self.steps[: last + 1]).kv_mean / USABLE
+
+    @property
+    def steps_per_token(self) -> float:
+        """Sampled answers differ from run to run in length, so steps are compared for each token."""
+        return self.summary.steps / self.summary.tokens_out
+
+
+@pytest.fixture(scope="module")
+def forecasting(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    options = ("--prompt-tokens", "backend", "--reservation", "forecast", "--queue-wait", "300s")
+    with server.gateway(engine.url, tmp_path_factory.mktemp("forecast"), *options) as running:
+        yield running
+
+
+def run_known(engine: Engine, url: str, tokens: int) -> Run:
+    mark = engine.steps.mark()
+    with engine.paced(measured.BURST_STEP_S):
+        got = asyncio.run(traffic.offer(url, mixed.known(SIZES, tokens)))
+    steps = engine.steps.since(mark)
+    return Run(got, steps, Summary.of(steps))
+
+
+def run_unknown(engine: Engine, url: str, seed: int, count: int) -> Run:
+    mark = engine.steps.mark()
+    with engine.paced(measured.BURST_STEP_S):
+        got = asyncio.run(mixed.ask(url, mixed.unknown(seed, count)))
+    steps = engine.steps.since(mark)
+    return Run(got, steps, Summary.of(steps))
+
+
+@pytest.fixture(scope="module")
+def bold(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A dozen requests fill this engine, so chance weighs heavily; it is told to leave more to it than by default."""
+    options = ("--prompt-tokens", "backend", "--reservation", "forecast", "--queue-wait", "300s")
+    with server.gateway(
+        engine.url, tmp_path_factory.mktemp("bold"), *options, "--risk", "20%", "--queue-depth", "500"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def known_direct(engine: Engine, bursts: dict[str, Summary]) -> Run:
+    run = run_known(engine, engine.url, tokens=31)
+    bursts["mixed"] = run.summary
+    return run
+
+
+@pytest.fixture(scope="module")
+def known_forecast(engine: Engine, forecasting: Gateway, bursts: dict[str, Summary]) -> Run:
+    run = run_known(engine, forecasting.url, tokens=32)
+    bursts["forecast"] = run.summary
+    return run
+
+
+@pytest.fixture(scope="module")
+def unknown_direct(engine: Engine, bursts: dict[str, Summary]) -> Run:
+    run = run_unknown(engine, engine.url, 41, MEASURED)
+    bursts["chats"] = run.summary
+    return run
+
+
+@pytest.fixture(scope="module")
+def unknown_forecast(engine: Engine, bold: Gateway, bursts: dict[str, Summary]) -> Run:
+    learned = run_unknown(engine, bold.url, 42, LEARNING)
+    assert all(got.status == 200 and got.done for got in learned.got)
+    run = run_unknown(engine, bold.url, 43, MEASURED)
+    bursts["learned"] = run.summary
+    return run
+
+
+def test_known_lengths_direct_preempts(known_direct: Run) -> None:
+    assert all(got.complete for got in known_direct.got)
+    assert known_direct.summary.preemptions > 10
+    assert known_direct.summary.gap_steps_max > 50
+
+
+def test_known_lengths_are_never_preempted(known_forecast: Run) -> None:
+    assert all(got.complete for got in known_forecast.got)
+    assert known_forecast.summary.preemptions == 0
+    assert known_forecast.summary.gap_steps_max <= 3
+
+
+def test_known_lengths_fill_the_engine(known_direct: Run, known_forecast: Run) -> None:
+    assert known_forecast.kv_use >= 0.80
+    assert known_forecast.summary.steps <= 1.08 * known_direct.summary.steps
+
+
+def test_unknown_lengths_are_hardly_preempted(unknown_forecast: Run) -> None:
+    assert all(got.status == 200 and got.done for got in unknown_forecast.got)
+    assert unknown_forecast.summary.preemptions <= 2 * MEASURED // 100
+
+
+def test_unknown_lengths_fill_the_engine(unknown_direct: Run, unknown_forecast: Run) -> None:
+    assert unknown_forecast.kv_use >= 0.75
+    assert unknown_forecast.steps_per_token <= 1.12 * unknown_direct.steps_per_token
