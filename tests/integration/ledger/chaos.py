@@ -20,8 +20,9 @@ from integration.ledger.equivalence import ASKS, RARELY, RULES
 from integration.ledger.process import Pool, Process, open_pool, until_settled
 from kvgate.ledger.rules import Parts
 from kvgate.ledger.scripts import Granted, LeaseLost
+from kvgate_policies.occupancy import SCALE
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost
-from unit.ledger.machine import COSTS
+from unit.ledger.machine import COSTS, USABLE
 from unit.ledger.pool import OTHER_SHAPE, SHAPE
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Chaos(RuleBasedStateMachine):
     def release(self, data: Any, how: str) -> None:
         process = self._draw(data, self._holders())
         request_id = data.draw(st.sampled_from(sorted(process.held)))
-        grant = process.held.pop(request_id)
+        grant = replace(process.held.pop(request_id), cost=process.counted.pop(request_id))
         process.rel += 1
         if how == "late":
             self.late.append((process, process.rel, grant))
@@ -147,17 +148,19 @@ class Chaos(RuleBasedStateMachine):
     def renew(self, data: Any, cost: KVCost) -> None:
         process = self._draw(data, self._holders())
         request_id = data.draw(st.sampled_from(sorted(process.held)))
-        grant = process.held[request_id]
-        process.held[request_id] = replace(grant, cost=cost)
-        process.rel += 1
-        self._step(self._renew(process, grant, cost))
+        self._step(self._renew(process, request_id, cost))
 
-    async def _renew(self, process: Process, grant: Granted, cost: KVCost) -> None:
+    async def _renew(self, process: Process, request_id: str, cost: KVCost) -> None:
         with suppress(LeaseLost):
-            freed = grant.cost - cost
-            await process.scripts.release(
-                process.pid, process.rel, grant.engine_id, grant.tenant, freed, reservations=0
-            )
+            await process.renew(request_id, cost)
+
+    @precondition(lambda self: self._holders())
+    @rule(data=st.data(), costs=st.lists(COSTS, min_size=1, max_size=5))
+    def renew_many(self, data: Any, costs: list[KVCost]) -> None:
+        """The server hears of it with some later beat, or never."""
+        process = self._draw(data, self._holders())
+        for request_id, cost in zip(sorted(process.held), costs, strict=False):
+            process.held[request_id] = replace(process.held[request_id], cost=cost)
 
     @precondition(lambda self: any(process.waiting for process in self.processes))
     @rule(data=st.data())
@@ -171,10 +174,13 @@ class Chaos(RuleBasedStateMachine):
         blocks=st.sampled_from([50, 100, 200]),
         stops=RARELY,
         differs=RARELY,
+        usable=USABLE,
     )
-    def observe(self, who: int, engine_id: str, blocks: int, stops: bool, differs: bool) -> None:
+    def observe(
+        self, who: int, engine_id: str, blocks: int, stops: bool, differs: bool, usable: int | None
+    ) -> None:
         shape = OTHER_SHAPE if differs else SHAPE
-        limits = EngineLimits(engine_id, shape, blocks, 16, 100, not stops)
+        limits = EngineLimits(engine_id, shape, blocks, 16, 100, not stops, usable)
         self.limits[engine_id] = limits
         self._call(who, Process.observe, limits)
 
@@ -299,7 +305,8 @@ class Chaos(RuleBasedStateMachine):
         for entry in new:
             if isinstance(entry, Granted) and entry.engine_id in uses:
                 use = uses[entry.engine_id]
-                assert use.reserved.blocks <= use.limits.blocks
+                held = max(use.reserved.occupancy.means)
+                assert use.reservations == 1 or held <= SCALE * use.limits.blocks_open
                 assert use.reserved.seqs <= use.limits.seqs
 
     def _check_truth(self, process: Process) -> None:

@@ -23,7 +23,7 @@ from kvgate.ledger.core import LedgerCore
 from kvgate.ledger.rules import Parts
 from kvgate.ledger.scripts import Granted, Place
 from kvgate_policies.types import CLASSES, EngineLimits, KVCost, TenantRules
-from unit.ledger.machine import COSTS, PRICES
+from unit.ledger.machine import COSTS, HELD, PREFER, PRICES, USABLE, Z, expect
 from unit.ledger.pool import OTHER_SHAPE, SHAPE
 
 if TYPE_CHECKING:
@@ -39,9 +39,13 @@ DEPTH = st.sampled_from([20, 20, 20, 20, 3, 0])
 RARELY = st.sampled_from([False, False, False, True])
 SOME_PRICES = st.one_of(
     st.builds(
-        lambda blocks, prefill_tokens: {SHAPE: KVCost(blocks, 1, prefill_tokens)},
+        lambda blocks, prefill_tokens, eighths, spread: {
+            SHAPE: expect(KVCost(blocks, 1, prefill_tokens), eighths, spread)
+        },
         st.sampled_from([20, 40, 60, 90]),
         st.sampled_from([0, 0, 10, 60]),
+        HELD,
+        st.sampled_from([0, 0, 1, 3]),
     ),
     PRICES,
 )
@@ -73,6 +77,8 @@ ASKS = st.builds(
     rank_in_ms=st.sampled_from([None, None, None, 30_000, 1000, 100_000]),
     force=st.sampled_from([False] * 7 + [True]),
     avoid=AVOID,
+    z=Z,
+    prefer=PREFER,
 )
 SERVED = st.one_of(
     st.none(), st.builds(Served, work=st.sampled_from([0, 7, 50, 5000]), tokens=st.sampled_from([0, 1, 3000]))
@@ -198,13 +204,25 @@ class Equivalence(RuleBasedStateMachine):
 
     async def _renew(self, process: Process, request_id: str, cost: KVCost) -> None:
         await process.read()
-        grant = process.held[request_id]
-        process.held[request_id] = replace(grant, cost=cost)
-        process.rel += 1
-        freed = grant.cost - cost
-        await process.scripts.release(
-            process.pid, process.rel, grant.engine_id, grant.tenant, freed, reservations=0
-        )
+        await process.renew(request_id, cost)
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), costs=st.lists(COSTS, min_size=1, max_size=5))
+    def renew_many(self, data: Any, costs: list[KVCost]) -> None:
+        """With the next heartbeat of the process that holds them."""
+        process = self._draw_process(data)
+        own = [key for key in sorted(self.grants) if self.owners[key] is process]
+        renewed = dict(zip(own, costs, strict=False))
+        for request_id, cost in renewed.items():
+            self.grants[request_id] = replace(self.grants[request_id], cost=cost)
+        self.core.renew_many(renewed)
+        self._settle(self._renew_many(process, renewed))
+
+    async def _renew_many(self, process: Process, renewed: dict[str, KVCost]) -> None:
+        await process.read()
+        for request_id, cost in renewed.items():
+            process.held[request_id] = replace(process.held[request_id], cost=cost)
+        await process.beat()
 
     @precondition(lambda self: len(self.owners) > len(self.grants))
     @rule(data=st.data(), costs=PRICES)
@@ -221,18 +239,32 @@ class Equivalence(RuleBasedStateMachine):
         prefill_tokens=st.sampled_from([50, 100, 1000]),
         stops=RARELY,
         differs=RARELY,
+        usable=USABLE,
     )
     def observe(
-        self, data: Any, blocks: int, seqs: int, prefill_tokens: int, stops: bool, differs: bool
+        self,
+        data: Any,
+        blocks: int,
+        seqs: int,
+        prefill_tokens: int,
+        stops: bool,
+        differs: bool,
+        usable: int | None,
     ) -> None:
         engine_id = data.draw(st.sampled_from(self.engine_ids))
         shape = OTHER_SHAPE if differs else SHAPE
-        limits = EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, not stops)
+        limits = EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, not stops, usable)
         before = self.limits.get(engine_id)
         is_news_for_each = before is None or before.accepting != limits.accepting
         if is_news_for_each and self._is_one_of_several_waiting():
             return
         self._observe(limits, self.processes if is_news_for_each else [self._draw_process(data)])
+
+    @precondition(lambda self: self.limits)
+    @rule(data=st.data(), usable=USABLE)
+    def trust(self, data: Any, usable: int | None) -> None:
+        engine_id = data.draw(st.sampled_from(sorted(self.limits)))
+        self._observe(replace(self.limits[engine_id], blocks_usable=usable), [self._draw_process(data)])
 
     def _observe(self, limits: EngineLimits, who: list[Process]) -> None:
         self.limits[limits.engine_id] = limits

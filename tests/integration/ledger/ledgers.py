@@ -108,6 +108,7 @@ class Exact:
             "reserve",
             "cancel",
             "renew",
+            "renew_many",
             "reprice",
             "release",
             "set_tenants",

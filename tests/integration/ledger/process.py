@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import redis.asyncio
@@ -47,6 +47,8 @@ class Process:
     stream: Stream
     held: dict[str, Granted] = field(default_factory=dict)
     """What it holds, by request; `cost` is the present one."""
+    counted: dict[str, KVCost] = field(default_factory=dict)
+    """What the server counts for each, as far as it was told."""
     waiting: dict[str, Ask] = field(default_factory=dict)
     refused: dict[str, Refusal] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
@@ -65,11 +67,13 @@ class Process:
         sums: dict[tuple[str, str], Sums] = {}
         for grant in self.held.values():
             key = grant.engine_id, grant.tenant
-            before = sums.get(key, Sums(ZERO_COST, 0))
-            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
+            before = sums.get(key, Sums(ZERO_COST, 0, 0))
+            used = before.used_blocks + grant.cost.use_blocks
+            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1, used)
         return sums
 
     async def beat(self) -> BeatReply:
+        self.counted = {request_id: grant.cost for request_id, grant in self.held.items()}
         return await self.scripts.beat(
             self.pid,
             ack=self.ack,
@@ -89,6 +93,7 @@ class Process:
                 self.ack = max(self.ack, entry.gseq)
                 if self.waiting.pop(entry.request_id, None) is not None:
                     self.held[entry.request_id] = entry
+                    self.counted[entry.request_id] = entry.cost
             elif self.waiting.pop(entry.request_id, None) is not None:
                 self.refused[entry.request_id] = entry.refusal
         self.seen = len(entries)
@@ -122,10 +127,25 @@ class Process:
         return seq
 
     async def release(self, request_id: str, charge: Charge | None = None) -> Reply:
-        grant = self.held.pop(request_id)
+        grant, cost = self.held.pop(request_id), self.counted.pop(request_id)
         self.rel += 1
         return await self.scripts.release(
-            self.pid, self.rel, grant.engine_id, grant.tenant, grant.cost, charge=charge
+            self.pid, self.rel, grant.engine_id, grant.tenant, cost, charge=charge
+        )
+
+    async def renew(self, request_id: str, cost: KVCost) -> Reply:
+        """Another cost of one that is held, told at once."""
+        grant, before = self.held[request_id], self.counted[request_id]
+        self.held[request_id], self.counted[request_id] = replace(grant, cost=cost), cost
+        self.rel += 1
+        return await self.scripts.release(
+            self.pid,
+            self.rel,
+            grant.engine_id,
+            grant.tenant,
+            before - cost,
+            reservations=0,
+            use_blocks=before.use_blocks - cost.use_blocks,
         )
 
     async def cancel(self, request_id: str) -> bool:

@@ -13,6 +13,7 @@ from integration.ledger.process import CLOCK, START_MS, hold_clock
 from kvgate.clock import SystemClock
 from kvgate.ledger.redis import RedisLedger
 from unit.ledger.conformance import LedgerConformance
+from unit.ledger.conformance_forecasts import ForecastConformance
 from unit.ledger.conformance_tenants import TenantConformance
 from unit.ledger.pool import ask
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 
-class TestRedisLedger(LedgerConformance):
+class OverRedis:
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: RedisServer) -> None:
         self.url = redis_server.url
@@ -38,6 +39,12 @@ class TestRedisLedger(LedgerConformance):
     async def settle(self) -> None:
         await refresh(self.ledger)
 
+
+class TestRedisForecasts(OverRedis, ForecastConformance):
+    """As in memory."""
+
+
+class TestRedisLedger(OverRedis, LedgerConformance):
     async def test_a_grant_that_crosses_a_cancel_is_given_back_by_it(self, probe):
         """Here a release takes a while, in which a waiter may well get its grant: the two leave together."""
         await probe.start(ask("x", blocks=100))

@@ -116,7 +116,7 @@ async def _second_faults(run: WatchedRun) -> None:
     await run.engines[0].add_fault("freeze")
     run.engines[1].kill()
     run.replicas[1].kill()
-    await asyncio.sleep(9.0)
+    await asyncio.sleep(HANGS_S)
     await run.clients.leave()
     await run.engines[0].heal()
     await asyncio.gather(run.engines[1].start(), run.start(run.replicas[1]))

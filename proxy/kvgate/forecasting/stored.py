@@ -1,0 +1,87 @@
+"""What was learned, in a file: for one process alone, over its restarts.
+
+One file for each pool, replaced as a whole, so that there is always a complete one. It is written at most once in
+`SAVE_EVERY_S`, if something was learned, and at the end. A file that can't be read or written is a warning: what it had
+is learned again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+
+from kvgate.forecasting.keeping import TEXT_BYTES_MAX, Statements, statements_of, text_of
+
+if TYPE_CHECKING:
+    from kvgate_policies.forecast import Lengths
+
+SAVE_EVERY_S = 60.0
+"""What is lost by a kill is a minute's learning; what a save takes is some milliseconds."""
+SAVE_S_MAX = 2.0
+"""For the last save, at the end: a disk that takes longer is not waited for."""
+
+log = logging.getLogger(__name__)
+
+
+class Stored:
+    """Implements `Keeping` in a directory."""
+
+    def __init__(self, directory: str, pool: str, every_s: float = SAVE_EVERY_S) -> None:
+        self.path = Path(directory) / f"lengths-{quote(pool, safe='')}.json"
+        self._every_s = every_s
+        self._saved: str | None = None
+        """The text in the file, where it is of this process."""
+
+    @asynccontextmanager
+    async def serving(self, lengths: Lengths) -> AsyncGenerator[None]:
+        found = await anyio.to_thread.run_sync(self._read)
+        if found:
+            lengths.restore(found)
+            log.info("lengths of answers restored from %s: %d tenants", self.path, len(found) - 1)
+        saves = asyncio.create_task(self._save_now_and_then(lengths))
+        try:
+            yield
+        finally:
+            saves.cancel()
+            with anyio.move_on_after(SAVE_S_MAX, shield=True):
+                await asyncio.gather(saves, return_exceptions=True)
+                await self._save(lengths)
+
+    async def _save_now_and_then(self, lengths: Lengths) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self._save(lengths)
+
+    async def _save(self, lengths: Lengths) -> None:
+        text = text_of(lengths.statements())
+        if text != self._saved:
+            await anyio.to_thread.run_sync(self._write, text, abandon_on_cancel=True)
+            self._saved = text
+
+    def _read(self) -> Statements:
+        try:
+            with self.path.open("rb") as file:
+                return statements_of(file.read(TEXT_BYTES_MAX + 1))
+        except FileNotFoundError:
+            log.info("no lengths of answers in %s yet", self.path)
+        except (OSError, ValueError) as error:
+            log.warning("lengths of answers not restored from %s: %s", self.path, error)
+        return {}
+
+    def _write(self, text: str) -> None:
+        beside = self.path.with_suffix(f".{os.getpid()}.new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text, encoding="ascii")
+            beside.replace(self.path)
+        except OSError as error:
+            log.warning("lengths of answers not kept in %s: %s", self.path, error)
