@@ -1,4 +1,4 @@
-"""Reading the request log: the file, and those that were put aside before it, the oldest first.
+"""What is kept of a request log, or of a public trace, which is taken for a log without waits.
 
 Kept of each request are some numbers in arrays, 100 bytes in all, so that millions fit. A line that is none,
 because the disk was full or the process was killed, is skipped and counted.
@@ -12,22 +12,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvgate.errors import ConfigError
-from kvgate.telemetry.request_line import LoggedRequest
+from kvgate.traffic.formats import Reading
+from kvgate.traffic.requests import is_trace, read_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from kvgate.telemetry.request_line import LoggedRequest
 
 REQUESTS_MAX = 2_000_000
 """Some 200 MB of arrays: a whole log of the default size."""
-LINE_BYTES_MAX = 64 * 1024
-"""A line is half a kilobyte, and with the longest names two."""
-FILES_MAX = 1000
-
-_decode = msgspec.json.Decoder(LoggedRequest).decode
 
 
 def _ints() -> array[int]:
@@ -70,6 +65,10 @@ class Tally:
     """Unix time of the last end of all."""
     skipped: int = 0
     """Lines that could not be read."""
+    failed: int = 0
+    """Requests of a trace that had no answer; they are in no other number."""
+    timed: bool = True
+    """Whether it is known when requests began and ended; of a trace it is not."""
     beyond: bool = False
     """More requests than are kept; the newest were left out."""
 
@@ -101,41 +100,18 @@ class Tally:
 
 
 def read_log(path: Path, *, pool: str | None = None, tenant: str | None = None) -> Tally:
-    """Read a log and what was put aside of it. Raises ConfigError when there is no request in it."""
-    tally = Tally(str(path))
-    for line in _lines(path):
-        try:
-            one = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            tally.skipped += 1
-            continue
+    """Read a log and what was put aside of it, or a public trace. Raises ConfigError when there is no request in it."""
+    tally, reading = Tally(str(path), timed=not is_trace(path)), Reading()
+    for one in read_requests(path, reading):
         if (pool is None or one.pool == pool) and (tenant is None or one.tenant == tenant):
             if tally.outcomes.total() >= REQUESTS_MAX:
                 tally.beyond = True
                 break
             tally.add(one)
+    tally.skipped, tally.failed = reading.bad, reading.failed
     if not tally.outcomes:
         raise ConfigError(_nothing(path, tally, pool, tenant))
     return tally
-
-
-def files_of(path: Path) -> list[Path]:
-    """The oldest first: FILE.2, FILE.1, FILE."""
-    aside = [path.with_name(f"{path.name}.{number}") for number in range(FILES_MAX, 0, -1)]
-    return [*(one for one in aside if one.is_file()), path]
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    for file in files_of(path):
-        try:
-            with file.open("rb") as opened:
-                while line := opened.readline(LINE_BYTES_MAX):
-                    if line.strip():
-                        yield line
-        except OSError as error:
-            raise ConfigError(
-                f"{file} cannot be read: {error.strerror}. kvgate writes a log with --request-log FILE"
-            ) from error
 
 
 def _nothing(path: Path, tally: Tally, pool: str | None, tenant: str | None) -> str:

@@ -180,6 +180,8 @@ def _waste(tally: Tally, indexes: Iterable[int]) -> Waste:
 
 
 def _concurrency(tally: Tally) -> Concurrency:
+    if not tally.timed:
+        return Concurrency(None, None, None)
     span_s = tally.last - tally.first
     held_s = sum(tally.ended) - sum(tally.started)
     events = sorted([*((at, 1) for at in tally.started), *((at, -1) for at in tally.ended)])
@@ -213,5 +215,7 @@ def _notes(tally: Tally) -> Iterable[str]:
         yield f"Lengths and waste are of {tally.whole:,} requests that ran to their end; {left_out:,} did not."
     if tally.skipped:
         yield f"{tally.skipped:,} lines could not be read and were skipped."
+    if tally.failed:
+        yield f"{tally.failed:,} requests of the trace had no answer and were left out."
     if tally.beyond:
         yield "There were more requests than are read at once; the newest were left out. Name one file of the log."
