@@ -1,9 +1,9 @@
 """One backend URL and the engines behind it: probed in its own loop, judged by `health`, told to the ledger.
 
-A probe reads `/metrics` each time, so that a restart (another start time, a counter that went back) and
-with it a new capacity is seen within an interval; `/v1/models` at the start, after a restart and every
-`MODELS_INTERVAL_S`. What a backend once said of its capacity stays true while it answers, even if its
-metrics go away: the ledger is the authority, the scrape only feeds it.
+A probe reads `/metrics`, so that a restart (another start time, a counter that went back) and with it a new
+capacity is seen within an interval, or where another process does that (`looks`) `/health`; `/v1/models` at the
+start, after a restart and every `MODELS_INTERVAL_S`. What a backend once said of its capacity stays true while it
+answers, even if its metrics go away: the ledger is the authority, the scrape only feeds it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from kvgate.engines.base import Target, Trouble
 from kvgate.engines.capacity import Discovered, discover
 from kvgate.engines.engine import Engine
 from kvgate.engines.health import Seen, State
+from kvgate.engines.looks import Looks
 from kvgate.engines.models import Card, window
 from kvgate.engines.probe import Prober, Reading
+from kvgate.engines.stall import Quiet
 from kvgate.engines.status import BackendReport, EngineStatus
 
 if TYPE_CHECKING:
@@ -30,12 +32,19 @@ if TYPE_CHECKING:
     from kvgate.engines.later import Later
     from kvgate.engines.metrics import CacheConfig, Gauges, Metrics
     from kvgate.ledger.base import Ledger
+    from kvgate_policies.types import EngineUse
 
 MODELS_INTERVAL_S = 10.0
 """Adapters are loaded by hand or by a controller; ten seconds until they can be asked for are soon enough."""
 RESTART_GAP_S = 0.5
 """Start times of one process never differ; of two processes by more than this."""
 RANK_HEADER = "X-data-parallel-rank"
+SUMS_OF_ALL = frozenset({"memory", "redis"})
+"""Modes in which the ledger knows what all processes hold: what an engine uses beyond that is foreign."""
+ASKED_AGAIN = frozenset({State.SUSPENDED, State.STALLED})
+"""States in which a canary is sent when the back-off is over."""
+RESTART_SIGNS = frozenset({Trouble.CONNECT, Trouble.RESET, Seen.PROBE_REFUSED, Seen.PROBE_SILENT})
+"""Whoever sees one of these scrapes at once."""
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +59,13 @@ class Backend:
         clock: Clock,
         http: Callable[[], httpx.AsyncClient],
         later: Later,
+        uses: Callable[[], Mapping[str, EngineUse]],
         learned: Callable[[], Awaitable[None]],
         gauged: Callable[[Engine], Awaitable[None]],
     ) -> None:
-        """`learned` is called when a probe has read what the backend says of itself, before grants follow, and
-        `gauged` for each engine whose gauges it brought, once the ledger was told.
+        """`uses` gives what the ledger holds on each engine. `learned` is called when a probe has read what the
+        backend says of itself, before grants follow, and `gauged` for each engine whose gauges it brought, if they
+        are fresh, once the ledger was told.
         """
         self.url = url
         self.engines: list[Engine] = [Engine(url, None)]
@@ -68,11 +79,13 @@ class Backend:
         self._ledger = ledger
         self._clock = clock
         self._later = later
+        self._uses = uses
         self._learned = learned
         self._gauged = gauged
         key = settings.backend_api_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._prober = Prober(http, url, headers=self._headers, timeout_s=settings.probe_timeout_s)
+        self._looks = Looks(url, ledger, clock, stall_after_s=settings.stall_after_s)
         self._cache: CacheConfig | None = None
         self._probed_at_s: float | None = None
         self._models_at_s: float | None = None
@@ -84,12 +97,11 @@ class Backend:
 
     def target(self, engine: Engine) -> Target:
         rank = {} if engine.rank is None else {RANK_HEADER: engine.rank}
-        return Target(engine.id, self.url, {**self._headers, **rank})
+        return Target(engine.id, self.url, {**self._headers, **rank}, engine.pulse)
 
     def statuses(self) -> tuple[EngineStatus, ...]:
-        now_s = self._clock.monotonic()
-        age_s = None if self._probed_at_s is None else now_s - self._probed_at_s
-        return tuple(self._status(engine, age_s) for engine in self.engines)
+        now_s, elected = self._clock.monotonic(), self._looks.elected
+        return tuple(self._status(engine, now_s, elected=elected) for engine in self.engines)
 
     def report(self) -> BackendReport:
         found = self.engines[0].found or Discovered(None, 0, 0, 0)
@@ -102,7 +114,8 @@ class Backend:
             errors=tuple(self._errors()),
         )
 
-    def _status(self, engine: Engine, age_s: float | None) -> EngineStatus:
+    def _status(self, engine: Engine, now_s: float, *, elected: bool) -> EngineStatus:
+        told, silent = engine.feedback, engine.feedback.is_stale(now_s)
         return EngineStatus(
             id=engine.id,
             url=self.url,
@@ -110,7 +123,16 @@ class Backend:
             why=engine.why,
             limits=engine.limits,
             gauges=engine.gauges,
-            probe_age_s=age_s,
+            gauges_age_s=_age_s(told.fresh_s, now_s),
+            elected=elected,
+            current=elected and not silent,
+            trust=None if silent else told.trust.k,
+            bias=None if silent else told.drift.bias,
+            foreign_blocks=None if silent else told.drift.foreign_blocks,
+            blocks_usable=engine.usable,
+            stalled=engine.health.state is State.STALLED,
+            stalls=engine.stalls,
+            probe_age_s=_age_s(self._probed_at_s, now_s),
             last_error=self._last_error(),
             sources=engine.found.sources if engine.found else {},
             warnings=engine.found.warnings if engine.found else (),
@@ -136,22 +158,42 @@ class Backend:
 
     async def probe(self) -> None:
         """Look once and let the ledger know. Bounded by a few times `probe_timeout_s`."""
-        reading = await self._prober.look()
+        scrapes = self._looks.due
+        reading = await (self._prober.look() if scrapes else self._prober.glance())
+        if scrapes:
+            self._looks.scraped()
         self._error = reading.error
         if reading.seen is Seen.PROBE_GOOD:
             await self._learn(reading.metrics)
             await self._learned()
         self._probed_at_s = self._clock.monotonic()
-        for engine in self.engines:
-            await self.see(engine, reading.seen)
-        if reading.seen is Seen.PROBE_GOOD and reading.metrics is not None:
-            for engine in list(self.engines):
-                await self._gauged(engine)
+        uses = self._uses()
+        for engine in list(self.engines):
+            await self._take_in(engine, reading.seen, uses.get(engine.id))
+
+    async def _take_in(self, engine: Engine, seen: Seen, use: EngineUse | None) -> None:
+        """What a probe found of one engine."""
+        now_s = self._clock.monotonic()
+        is_fresh = engine.weigh(
+            use, now_s, sums_of_all=self._ledger.mode in SUMS_OF_ALL, elected=self._looks.elected
+        )
+        heard = engine.heard
+        moved = engine.looked(use, now_s)
+        if not (heard and seen is Seen.PROBE_SILENT):  # a loaded server answers probes late, and streams flow
+            await self.see(engine, seen)
+        if engine.health.state is State.STALLED and moved:
+            await self.see(engine, Seen.MOVED)
+        if is_fresh:
+            await self._gauged(engine)
+        if engine.health.takes_work and engine.quiet.suspects(now_s, self._settings.stall_after_s):
+            self._later.after(0.0, partial(self._canary, engine))
 
     async def see(self, engine: Engine, event: Seen | Trouble) -> None:
         """Take in something seen of an engine; grants follow before this returns."""
         if event is Seen.SUCCESS and engine.health.is_unblemished:
             return  # as nearly always: nothing changes, nobody needs to be told
+        if event in RESTART_SIGNS:
+            self._looks.doubt()
         gone = event in {Trouble.CONNECT, Seen.PROBE_REFUSED}  # of the process, so of all its engines
         for one in self.engines if gone else [engine]:
             one.see(event, self._clock.monotonic(), busy_hold_s=self._settings.busy_hold_s)
@@ -171,7 +213,7 @@ class Backend:
     def _follow(self, engine: Engine) -> None:
         """Set the timer that a hold or a suspension needs, once."""
         health = engine.health
-        if health.state not in {State.BUSY, State.SUSPENDED} or engine.timed_for_s == health.until_s:
+        if health.state not in {State.BUSY, *ASKED_AGAIN} or engine.timed_for_s == health.until_s:
             return
         engine.timed_for_s = health.until_s
         delay_s = max(health.until_s - self._clock.monotonic(), 0.0)
@@ -179,7 +221,7 @@ class Backend:
 
     async def _hold_over(self, engine: Engine) -> None:
         engine.timed_for_s = None
-        if engine.health.state is State.SUSPENDED:
+        if engine.health.state in ASKED_AGAIN:
             await self._canary(engine)
         else:
             await self.see(engine, Seen.HOLD_OVER)
@@ -193,7 +235,17 @@ class Backend:
             seen = await self._prober.canary(model, self.target(engine).headers)
         finally:
             engine.canary = False
-        await self.see(engine, seen)
+        await self.see(engine, self._verdict(engine, seen))
+
+    def _verdict(self, engine: Engine, canary: Seen) -> Seen:
+        """What a canary says of an engine that may be suspected: an answer of any kind clears it."""
+        now_s = self._clock.monotonic()
+        suspected = engine.quiet.suspects(now_s, self._settings.stall_after_s)
+        if suspected and canary is Seen.CANARY_SILENT and engine.health.takes_work:
+            return Seen.STALLED
+        if canary is not Seen.CANARY_SILENT:
+            engine.quiet = Quiet(now_s)
+        return canary
 
     # What it says of itself -------------------------------------------------------------------------------
 
@@ -206,6 +258,8 @@ class Backend:
             await self._read_models()
         max_model_len = None if self.cards is None else window(self.cards)
         found = discover(self._cache, max_model_len, self._settings)
+        if found.shape is None:
+            self._looks.doubt()
         for engine in self.engines:
             self._note(engine, found)
 
@@ -223,7 +277,7 @@ class Backend:
         self._models_at_s = None
         self._cache = None
         for engine in self.engines:
-            engine.gauges = None
+            engine.forget_past()
             engine.see(Seen.RESTARTED, self._clock.monotonic(), busy_hold_s=self._settings.busy_hold_s)
             if engine.told is not None:
                 await self._ledger.void(engine.id)
@@ -258,7 +312,8 @@ class Backend:
         if list(ids) != [engine.id for engine in self.engines]:
             await self._reseat(ids)
         for engine, rank in zip(self.engines, ranks, strict=True):
-            engine.gauges = metrics.gauges.get(rank, engine.gauges)
+            if rank in metrics.gauges:
+                engine.take(metrics.gauges[rank], self._clock.monotonic())
 
     async def _reseat(self, ids: Mapping[str, str | None]) -> None:
         kept = {engine.id: engine for engine in self.engines}
@@ -285,6 +340,10 @@ def _ids(url: str, ranks: Sequence[str]) -> dict[str, str | None]:
     if len(ranks) <= 1:
         return {url: None}
     return {f"{url}#{rank}": rank for rank in ranks}
+
+
+def _age_s(then_s: float | None, now_s: float) -> float | None:
+    return None if then_s is None else now_s - then_s
 
 
 def _went_back(before: Gauges, now: Gauges) -> bool:

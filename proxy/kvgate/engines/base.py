@@ -30,6 +30,18 @@ class Trouble(StrEnum):
     TIMEOUT = "timeout"
 
 
+class Pulse:
+    """Counts what comes back of an engine: whoever reads the body of a 200 adds one for each chunk.
+
+    Cheap, as that is done for every token; a look at it says whether anything came since the last.
+    """
+
+    __slots__ = ("beats",)
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where to send a granted request."""
@@ -39,6 +51,8 @@ class Target:
     """Base URL without a trailing slash."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Added to the request: data-parallel rank, the pool's own key."""
+    pulse: Pulse | None = field(default=None, compare=False)
+    """To be counted up by answers that the engine itself has computed."""
 
 
 class Reachable(Protocol):
@@ -63,8 +77,8 @@ class Engines(Reachable, Protocol):
         ...
 
     def available(self) -> frozenset[str]:
-        """Ids of the engines that take work or will in a moment (a busy one counts; a down, suspended or
-        draining one does not).
+        """Ids of the engines that take work or will in a moment (a busy one counts; a down, suspended,
+        stalled or draining one does not).
         """
         ...
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvgate.engines.kv_groups import grouped
 from kvgate_policies.types import EngineLimits, EngineShape
 
 if TYPE_CHECKING:
@@ -30,15 +31,6 @@ _PLACES = {
     "block_size": "vllm:cache_config_info in /metrics",
     "max_model_len": "/v1/models",
 }
-_HYBRID = (
-    "a full sequence takes {needed} KV blocks where one full-attention group would take {plain}: the model "
-    "keeps its KV in several groups (sliding window, Mamba, context parallel). Every sequence is charged "
-    "{needed} blocks, so far fewer run at once than could"
-)
-_UNCHECKED = (
-    "the backend does not export kv_cache_max_concurrency: taken for a model with one full-attention KV "
-    "group; a sliding-window or Mamba model would be priced wrong"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +74,17 @@ def discover(cache: CacheConfig | None, max_model_len: int | None, settings: Set
         missing.append(
             f"no usable KV block: num_gpu_blocks is {values['num_gpu_blocks']}, one of them is the null block"
         )
-    opaque, warnings = _groups(cache, max_model_len)
+    found_groups = grouped(_shape(values, cache, settings), cache, max_model_len, settings.kv_model)
+    sources = {name: _source(name, value, by_hand[name]) for name, value in values.items() if value}
+    if found_groups.source and not missing:
+        sources["kv_groups"] = found_groups.source
     return Discovered(
-        shape=None if missing else _shape(values, cache, settings, opaque),
+        shape=None if missing else found_groups.shape,
         blocks=max(blocks, 0),
         seqs=settings.max_num_seqs,
         prefill_tokens=settings.prefill_tokens_max,
-        sources={name: _source(name, value, by_hand[name]) for name, value in values.items() if value}
-        | {"max_num_seqs": f"{settings.max_num_seqs} from --max-num-seqs"},
-        warnings=warnings,
+        sources=sources | {"max_num_seqs": f"{settings.max_num_seqs} from --max-num-seqs"},
+        warnings=found_groups.warnings,
         missing=tuple(missing),
     )
 
@@ -107,32 +101,11 @@ def _source(name: str, value: int, by_hand: int | None) -> str:
     return f"{value} from {_OPTIONS[name] if by_hand else _PLACES[name]}"
 
 
-def _shape(
-    values: Mapping[str, int | None], cache: CacheConfig | None, settings: Settings, opaque: int | None
-) -> EngineShape:
+def _shape(values: Mapping[str, int | None], cache: CacheConfig | None, settings: Settings) -> EngineShape:
+    """Without its groups. Sizes that are missing are 1: such a shape is not used."""
     return EngineShape(
-        block_size=values["block_size"] or 0,
-        max_model_len=values["max_model_len"] or 0,
+        block_size=values["block_size"] or 1,
+        max_model_len=values["max_model_len"] or 1,
         prefix_caching=bool(cache and cache.enable_prefix_caching),
         speculative_tokens=settings.speculative_tokens,
-        blocks_opaque=opaque,
     )
-
-
-def _groups(cache: CacheConfig | None, max_model_len: int | None) -> tuple[int | None, tuple[str, ...]]:
-    """The blocks of a full sequence if they are not those of one full-attention group, and a warning.
-
-    vLLM: kv_cache_max_concurrency = num_gpu_blocks / Σ over groups of the blocks of one max_model_len
-    sequence.
-    """
-    if cache is None or cache.num_gpu_blocks is None or cache.block_size is None or max_model_len is None:
-        return None, ()
-    concurrency = cache.kv_cache_max_concurrency
-    if concurrency is None:
-        return None, (_UNCHECKED,)
-    needed = cache.num_gpu_blocks / concurrency
-    plain = math.ceil(max_model_len / cache.block_size)
-    if abs(needed - plain) <= 0.5 + needed * cache.concurrency_error / concurrency:
-        return None, ()
-    charged = math.ceil(needed - 1e-6)
-    return charged, (_HYBRID.format(needed=charged, plain=plain),)

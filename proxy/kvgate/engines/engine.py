@@ -11,14 +11,17 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvgate.engines.base import Pulse
+from kvgate.engines.feedback import STALE_S, Feedback
 from kvgate.engines.health import Health, Seen, State, step
+from kvgate.engines.stall import Quiet, quiet_step
 
 if TYPE_CHECKING:
     from kvgate.engines.base import Trouble
     from kvgate.engines.capacity import Discovered
     from kvgate.engines.metrics import Gauges
     from kvgate.ledger.base import Ledger
-    from kvgate_policies.types import EngineLimits
+    from kvgate_policies.types import EngineLimits, EngineUse
 
 TRIAL_PREFILL_TOKENS = 1
 """On trial one prompt at a time: the ledger lets a request exceed the bound when nothing is outstanding."""
@@ -37,6 +40,14 @@ class Engine:
         """Its data-parallel rank, None when it is the only one behind its URL."""
         self.health = Health()
         self.gauges: Gauges | None = None
+        self.gauges_s: float | None = None
+        """When they were read."""
+        self.feedback = Feedback()
+        self.usable: int | None = None
+        """Blocks that the ledger is to fill; None: all of them."""
+        self.pulse = Pulse()
+        self.quiet = Quiet()
+        self.stalls = 0
         self.found: Discovered | None = None
         self.barred: str | None = None
         """Why it can't be used although it answers."""
@@ -49,6 +60,12 @@ class Engine:
         self.canary = False
         """One is under way."""
         self._logged = State.UNKNOWN
+        self._news = False
+        """There are numbers that were not weighed yet."""
+        self._is_old = False
+        """Its numbers count for nothing, and that was logged."""
+        self._moved = False
+        self._beats = 0
         self._left = False
         self._telling = asyncio.Lock()
 
@@ -75,14 +92,61 @@ class Engine:
         if self.found is None or self.found.shape is None:
             return None if self.told is None else replace(self.told, accepting=False)
         trial = self.state is State.TRIAL
-        return self.found.limits(
+        limits = self.found.limits(
             self.id,
             accepting=self.state in {State.UP, State.TRIAL},
             prefill_tokens=TRIAL_PREFILL_TOKENS if trial else None,
         )
+        return limits if self.usable is None else replace(limits, blocks_usable=self.usable)
 
     def see(self, event: Seen | Trouble, now_s: float, *, busy_hold_s: float) -> None:
+        was = self.health.state
         self.health = step(self.health, event, now_s, busy_hold_s=busy_hold_s)
+        self.stalls += self.health.state is State.STALLED and was is not State.STALLED
+
+    def take(self, gauges: Gauges, now_s: float) -> None:
+        """Its numbers by a scrape that had them."""
+        self._moved |= self.gauges is not None and gauges != self.gauges
+        self.gauges, self.gauges_s, self._news = gauges, now_s, True
+
+    def weigh(self, use: EngineUse | None, now_s: float, *, sums_of_all: bool, elected: bool) -> bool:
+        """What its numbers say against its capacity, for the next `tell`; whether there are new ones, and fresh.
+
+        `use`: what the ledger holds and knows of it. Who is not elected to speak for it goes by what was said.
+        """
+        sums = use if sums_of_all else None
+        is_fresh = self._news and self.gauges is not None and self.feedback.read(self.gauges, sums, now_s)
+        self._news = False
+        known = None if use is None else use.limits.blocks_usable
+        if self.told is not None and use is not None:
+            self.told = replace(self.told, blocks_usable=known)
+        blocks = 0 if self.found is None else self.found.blocks
+        self.usable = self.feedback.usable(blocks, self.usable, now_s) if elected else known
+        self._log_age(now_s)
+        return is_fresh
+
+    def forget_past(self) -> None:
+        """Another process runs there now."""
+        self.gauges = self.gauges_s = self.usable = None
+        self.feedback, self.quiet = Feedback(), Quiet()
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything of an answer came since the last look."""
+        return self.pulse.beats != self._beats
+
+    def looked(self, use: EngineUse | None, now_s: float) -> bool:
+        """A look at it is over; whether it has moved since the one before. `use`: what the ledger holds there."""
+        moved, self._moved = self._moved or self.heard, False
+        self._beats = self.pulse.beats
+        runs = self.gauges is not None and bool(self.gauges.running) and not self.is_unread(now_s)
+        at_work = runs or (use is not None and use.reservations > 0)
+        self.quiet = quiet_step(self.quiet, moved=moved, at_work=at_work, now_s=now_s)
+        return moved
+
+    def is_unread(self, now_s: float) -> bool:
+        """Whether its numbers were not to be had for a while: nothing is known of what it runs."""
+        return self.gauges_s is None or now_s - self.gauges_s >= STALE_S
 
     async def tell(self, ledger: Ledger) -> None:
         """Let the log and the ledger know what is so by now, if they don't already."""
@@ -102,6 +166,15 @@ class Engine:
         if self._logged is not before:
             level = logging.INFO if self._logged in _AS_WISHED else logging.WARNING
             log.log(level, "engine %s: %s → %s: %s", self.id, before, self._logged, self.why)
+
+    def _log_age(self, now_s: float) -> None:
+        is_old = self.feedback.fresh_s is not None and self.feedback.is_stale(now_s)
+        if is_old and not self._is_old:
+            text = "engine %s: no new numbers for %g s; the ledger goes by its own sums until there are"
+            log.warning(text, self.id, STALE_S)
+        elif self._is_old and not is_old:
+            log.info("engine %s: its numbers move again", self.id)
+        self._is_old = is_old
 
     def _log_size(self, limits: EngineLimits) -> None:
         shape, told = limits.shape, self.told

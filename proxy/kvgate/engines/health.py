@@ -6,6 +6,7 @@
                           └─ failures in a row ──────────────────────────────── DOWN (tripped)
       UP ─ two empty answers, or an aborted canary ► SUSPENDED ─ canary lives ► UP; can't tell, back-off ►
       TRIAL
+      UP ─ at work, and no token, not even a canary's ► STALLED ─ anything moves ► UP; can't tell, back-off ► TRIAL
 
 * DOWN has two kinds. A refused connection is a process that is gone: the next good probe re-opens it whole.
   A tripped breaker is a process that answers probes and fails requests: a good probe after the back-off
@@ -17,6 +18,9 @@
 * SUSPENDED is for an engine that drains: it answers 200 without a token, its probes are good and the
   requests it still runs succeed. So neither lifts it; only a canary (one token asked of it) or the back-off
   does.
+* STALLED is for an engine whose core hangs: its probes are good, its requests wait (they are left to their
+  timeouts). A sign of life lifts it: a counter that moves, a byte of an answer, a canary's token. A canary that gets
+  no answer holds it; the back-off lifts it only where a canary can't be asked at all.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ class State(StrEnum):
     """Full by its own word, for a moment."""
     SUSPENDED = "suspended"
     """It answers without tokens, as an engine that drains does."""
+    STALLED = "stalled"
+    """It has requests and makes no tokens, although it answers its probes."""
     DOWN = "down"
     DRAINING = "draining"
     """Shown, never stepped to: by an operator's word no new work, whatever the health."""
@@ -66,6 +72,9 @@ class Seen(StrEnum):
     CANARY_ALIVE = "a canary got its token"
     CANARY_ABORTED = "a canary was aborted"
     CANARY_UNCLEAR = "a canary told nothing"
+    CANARY_SILENT = "a canary got no answer"
+    STALLED = "it has requests, makes no tokens, and did not answer a canary"
+    MOVED = "it makes tokens again"
     RESTARTED = "the engine restarted"
     HOLD_OVER = "the hold is over"
 
@@ -81,7 +90,7 @@ class Health:
     empty_at_s: float | None = None
     """When an empty answer was last seen."""
     until_s: float = 0.0
-    """BUSY: the end of the hold. SUSPENDED and tripped DOWN: not before this."""
+    """BUSY: the end of the hold. SUSPENDED, STALLED and tripped DOWN: not before this."""
     backoff_s: float = 0.0
 
     @property
@@ -120,7 +129,7 @@ def _after_trouble(health: Health, trouble: Trouble, now_s: float, busy_hold_s: 
             assert_never(trouble)
 
 
-def _after_sight(health: Health, event: Seen, now_s: float) -> Health:  # noqa: PLR0911 - a table
+def _after_sight(health: Health, event: Seen, now_s: float) -> Health:  # noqa: C901, PLR0911, PLR0912 - a table
     match event:
         case Seen.PROBE_GOOD:
             return _probe_good(replace(health, probe_failures=0), now_s)
@@ -136,6 +145,12 @@ def _after_sight(health: Health, event: Seen, now_s: float) -> Health:  # noqa: 
             return _suspended(health, event, now_s)
         case Seen.CANARY_UNCLEAR:
             return _canary_unclear(health, now_s)
+        case Seen.CANARY_SILENT:
+            return _canary_silent(health, now_s)
+        case Seen.STALLED:
+            return _stalled(health, now_s)
+        case Seen.MOVED:
+            return Health(State.UP, event) if health.state is State.STALLED else health
         case Seen.RESTARTED:
             return Health(State.UP, event)
         case Seen.HOLD_OVER:
@@ -200,8 +215,21 @@ def _silent(health: Health, why: str) -> Health:
     return Health(State.DOWN, why, probe_failures=health.probe_failures)
 
 
+def _stalled(health: Health, now_s: float) -> Health:
+    if health.state not in {State.UP, State.TRIAL, State.BUSY}:
+        return health
+    return _back_off(replace(health, state=State.STALLED, why=Seen.STALLED), now_s)
+
+
+def _canary_silent(health: Health, now_s: float) -> Health:
+    """Of a stalled engine that is an answer; of any other it tells nothing."""
+    if health.state is State.STALLED:
+        return _back_off(health, now_s)
+    return _canary_unclear(health, now_s)
+
+
 def _succeeded(health: Health) -> Health:
-    if health.state is State.TRIAL:
+    if health.state in {State.TRIAL, State.STALLED}:
         return Health(State.UP, Seen.SUCCESS)
     if health.state in {State.UP, State.BUSY}:
         return replace(health, failures=0, backoff_s=0.0)
@@ -209,14 +237,14 @@ def _succeeded(health: Health) -> Health:
 
 
 def _canary_alive(health: Health) -> Health:
-    if health.state is State.SUSPENDED:
+    if health.state in {State.SUSPENDED, State.STALLED}:
         return Health(State.UP, Seen.CANARY_ALIVE)
     return replace(health, empty_at_s=None)
 
 
 def _canary_unclear(health: Health, now_s: float) -> Health:
     """Nothing but a request can tell: let one prompt at a time through. An empty answer closes it again."""
-    if health.state is State.SUSPENDED and now_s >= health.until_s:
+    if health.state in {State.SUSPENDED, State.STALLED} and now_s >= health.until_s:
         failures = max(health.failures, FAILURES_MAX)
         return replace(health, state=State.TRIAL, why="on trial after a suspension", failures=failures)
     return health

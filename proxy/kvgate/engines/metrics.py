@@ -1,7 +1,8 @@
 """What one scrape of vLLM's `/metrics` says: the gauges of each engine and the shape of its KV cache.
 
 Only the lines of wanted names reach the parser: a scrape has a thousand lines and ten of them matter. Names
-that are missing leave None behind, never a zero: the caller decides what a missing number means.
+that are missing leave None behind, never a zero: the caller decides what a missing number means. A number that
+can't be true (not finite, below zero, a share above 1) is as good as missing, and is named.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _FIELDS: Mapping[str, str] = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:iteration_tokens_total_count": "steps",
 }
+USAGE_MAX = 1 + 1e-6
+"""A share, with room for the error of a division; more is a percentage, or another rule for what is whole."""
 _WANTED = (*_FIELDS, CACHE_CONFIG, PROCESS_START)
 _STARTS = tuple(name + end for name in _WANTED for end in ("{", " "))
 
@@ -42,9 +46,12 @@ class Gauges:
     running: float | None = None
     waiting: float | None = None
     preemptions: float | None = None
-    """Counter since the engine's start, as the next two."""
+    """Counter since the engine's start, as the next three."""
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
+    """Counted when the whole prompt is computed."""
+    steps: float | None = None
+    """Steps that ended in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class CacheConfig:
     concurrency_error: float = 0.0
     """How far the printed concurrency may be off: half of its last digit where it was rounded to two."""
     enable_prefix_caching: bool | None = None
+    mamba_cache_mode: str | None = None
+    """How recurrent states are cached: none, align or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +80,24 @@ class Metrics:
     cache: CacheConfig | None = None
     process_start_time_s: float | None = None
     """Unix time. Absent when several API server processes share the metrics."""
+    untrue: tuple[str, ...] = ()
+    """Names whose numbers can't be true."""
 
 
 def read_metrics(text: str) -> Metrics:
     """Read the Prometheus text of a vLLM server. Raises ValueError when a wanted line can't be parsed."""
-    samples = [sample for sample in _samples(text) if math.isfinite(sample.value)]
+    read = list(_samples(text))
+    samples = [sample for sample in read if _can_be_true(sample)]
+    untrue = tuple(sorted({sample.name for sample in read if not _can_be_true(sample)}))
     configs = {_engine(sample): sample.labels for sample in samples if sample.name == CACHE_CONFIG}
     starts_s = [sample.value for sample in samples if sample.name == PROCESS_START]
     cache = _cache_config(configs) if configs else None
-    return Metrics(_gauges(samples), cache, starts_s[0] if starts_s else None)
+    return Metrics(_gauges(samples), cache, starts_s[0] if starts_s else None, untrue)
+
+
+def _can_be_true(sample: Sample) -> bool:
+    largest = USAGE_MAX if _FIELDS.get(sample.name) == "kv_usage" else math.inf
+    return math.isfinite(sample.value) and 0 <= sample.value <= largest
 
 
 def _samples(text: str) -> Iterator[Sample]:
@@ -123,6 +141,7 @@ def _cache_config(configs: Mapping[str, Mapping[str, str]]) -> CacheConfig:
         kv_cache_max_concurrency=_number(concurrency),
         concurrency_error=_rounding(concurrency or ""),
         enable_prefix_caching=_boolean(labels.get("enable_prefix_caching")),
+        mamba_cache_mode=labels.get("mamba_cache_mode"),
     )
 
 

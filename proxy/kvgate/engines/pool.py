@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvgate.engines.models import Card
     from kvgate.engines.status import BackendReport, EngineStatus
     from kvgate.ledger.base import Ledger
-    from kvgate_policies.types import EngineShape
+    from kvgate_policies.types import EngineShape, EngineUse
 
 JITTER = 0.1
 """Of the probe interval, either way: many processes that start together don't probe together for ever."""
@@ -45,6 +45,8 @@ PROBE_CONNECTIONS_MAX = 8
 """To one backend: a probe, a canary, and those that were cancelled and are being closed."""
 CLOSE_S_MAX = 2.0
 """For closing connections, which waits for nobody but the event loop."""
+VIEW_S_MAX = 0.2
+"""So old may be what the ledger is taken to hold: many backends are probed each second, and a view has all of it."""
 IN_USE = frozenset({State.UP, State.TRIAL, State.BUSY})
 """States in which an engine takes work now or in a moment."""
 
@@ -61,7 +63,8 @@ class EnginePool:
         self.on_shapes: Callable[[], Awaitable[None]] | None = None
         """Called after an engine of a new shape joined: what is queued has to be priced on it."""
         self.on_gauges: Callable[[str, int, int | None], Awaitable[None]] | None = None
-        """Called after each scrape with an engine's id and the KV blocks that it has in use by its own gauge."""
+        """Called after each scrape that was fresh with an engine's id, the KV blocks that it has in use by its own
+        gauge, and the sequences there."""
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
@@ -76,6 +79,8 @@ class EnginePool:
         self._shapes_found: frozenset[EngineShape] = frozenset()
         self._shapes_from: tuple[Discovered | None, ...] = ()
         """What `_shapes_found` was made of: asked for at every request, it changes at a probe at most."""
+        self._uses: Mapping[str, EngineUse] = {}
+        self._uses_s = -math.inf
         self._turn = 0
         self._users = 0
         for url in settings.backends:
@@ -142,9 +147,16 @@ class EnginePool:
         return targets[self._turn % len(targets)] if targets else None
 
     async def tokenize(self, body: Mapping[str, object]) -> int:
+        return await self._tokenizing().count(body)
+
+    async def token_ids(self, body: Mapping[str, object]) -> bytes:
+        """Those of one prompt by an engine's `POST /tokenize`, four bytes each. Raises as `tokenize`."""
+        return await self._tokenizing().ids(body)
+
+    def _tokenizing(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(partial(self._client, ""), self.any_target)
-        return await self._tokenizer.count(body)
+        return self._tokenizer
 
     async def report(self, engine_id: str, trouble: Trouble) -> None:
         await self._see(engine_id, trouble)
@@ -272,6 +284,14 @@ class EnginePool:
         if self._shapes - known and self.on_shapes is not None:
             await self.on_shapes()
 
+    def _uses_now(self) -> Mapping[str, EngineUse]:
+        """What the ledger holds on each engine."""
+        now_s = self._clock.monotonic()
+        if now_s - self._uses_s > VIEW_S_MAX:
+            self._uses = {use.limits.engine_id: use for use in self._ledger.view().engines}
+            self._uses_s = now_s
+        return self._uses
+
     async def _gauged(self, engine: Engine) -> None:
         gauges, limits = engine.gauges, engine.limits
         if self.on_gauges is None or gauges is None or limits is None or gauges.kv_usage is None:
@@ -291,6 +311,7 @@ class EnginePool:
             clock=self._clock,
             http=partial(self._client, base),
             later=self._later,
+            uses=self._uses_now,
             learned=self._compare,
             gauged=self._gauged,
         )

@@ -67,6 +67,11 @@ class Prober:
             return Reading(Seen.PROBE_GOOD, error=scraped.error)
         return replace(health, error=f"{scraped.error}; {health.error}")
 
+    async def glance(self) -> Reading:
+        """`/health` alone, which costs the backend next to nothing."""
+        health = await self._get("/health")
+        return Reading(Seen.PROBE_GOOD) if isinstance(health, bytes) else health
+
     async def models(self) -> tuple[Card, ...] | Reading:
         """The served models, or what went wrong: `PROBE_GOOD` when it answered with something else."""
         answer = await self._get("/v1/models")
@@ -90,7 +95,9 @@ class Prober:
                 )
         except httpx.ConnectError:
             return Seen.PROBE_REFUSED
-        except (httpx.TransportError, TimeoutError):
+        except TimeoutError:
+            return Seen.CANARY_SILENT
+        except httpx.TransportError:
             return Seen.CANARY_UNCLEAR
         return _canary(response) if response.status_code == 200 else Seen.CANARY_UNCLEAR
 
@@ -126,9 +133,15 @@ def _scraped(text: bytes) -> Reading:
         metrics = read_metrics(text.decode("utf-8", "replace"))
     except ValueError as error:
         return Reading(Seen.PROBE_GOOD, error=f"GET /metrics: unreadable: {error}")
-    empty = metrics.cache is None and not metrics.gauges
-    complaint = "GET /metrics: no vLLM metrics in it (--disable-log-stats?)" if empty else None
-    return Reading(Seen.PROBE_GOOD, metrics, complaint)
+    return Reading(Seen.PROBE_GOOD, metrics, _complaint(metrics))
+
+
+def _complaint(metrics: Metrics) -> str | None:
+    if metrics.untrue:
+        return f"GET /metrics: numbers that can't be true, left out: {', '.join(metrics.untrue)}"
+    if metrics.cache is None and not metrics.gauges:
+        return "GET /metrics: no vLLM metrics in it (--disable-log-stats?)"
+    return None
 
 
 def _canary(response: httpx.Response) -> Seen:

@@ -26,6 +26,23 @@ class EngineStatus:
     """None while its capacity is unknown."""
     gauges: Gauges | None = None
     """Its own numbers at the last scrape that had them."""
+    gauges_age_s: float | None = None
+    """Since they were last new: read, and not the same as before although it works."""
+    elected: bool = False
+    """Whether this process is the one that scrapes it each second; the others do every ten."""
+    current: bool = False
+    """It is, and the numbers are those of now."""
+    trust: float | None = None
+    """In its capacity, 0.5 to 1; lowered by preemptions. None, as the next two, before a scrape or once it is old."""
+    bias: float | None = None
+    """It uses so many times what the ledger takes to be held."""
+    foreign_blocks: float | None = None
+    """In use, and not by requests of the ledger."""
+    blocks_usable: int | None = None
+    """What the ledger may fill by that; None: all."""
+    stalled: bool = False
+    stalls: int = 0
+    """How often it was found stalled by this process."""
     probe_age_s: float | None = None
     """Since the last probe of its backend ended, whatever it found; None before the first."""
     last_error: str | None = None

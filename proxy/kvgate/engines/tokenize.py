@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -20,6 +21,9 @@ TIMEOUT_S = 2.0
 CONCURRENT_MAX = 16
 """At once, over all engines: each answer carries every token id, and an engine tokenizes in few threads."""
 
+ID_TYPE = "I"
+"""Four bytes each."""
+
 
 class Tokenizer:
     def __init__(
@@ -31,6 +35,13 @@ class Tokenizer:
 
     async def count(self, body: Mapping[str, object]) -> int:
         """Tokens of the prompt in `body`. Raises TokenizeFailed, within `TIMEOUT_S`."""
+        return _count(*await self._answer(body))
+
+    async def ids(self, body: Mapping[str, object]) -> bytes:
+        """The token ids of the prompt, four bytes each. Raises as `count`."""
+        return _ids(*await self._answer(body))
+
+    async def _answer(self, body: Mapping[str, object]) -> tuple[Target, bytes]:
         target = self._any_target()
         if target is None:
             raise TokenizeFailed("no engine is up")
@@ -43,7 +54,7 @@ class Tokenizer:
             raise TokenizeFailed(f"{target.engine_id}: {type(error).__name__}: {error}") from error
         if response.status_code != 200:
             raise TokenizeFailed(f"{target.engine_id}: HTTP {response.status_code}")
-        return _count(target, response.content)
+        return target, response.content
 
     async def _ask(self, target: Target, body: Mapping[str, object]) -> httpx.Response:
         return await self._http().post(
@@ -66,3 +77,14 @@ def _count(target: Target, answer: bytes) -> int:
     if count < 0:
         raise TokenizeFailed(f"{target.engine_id}: a count of {count}")
     return int(count)
+
+
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
+def _ids(target: Target, answer: bytes) -> bytes:
+    try:
+        return array(ID_TYPE, msgspec.json.decode(answer, type=_Ids).tokens).tobytes()
+    except (msgspec.DecodeError, OverflowError) as error:
+        raise TokenizeFailed(f"{target.engine_id}: the answer has no tokens: {error}") from error

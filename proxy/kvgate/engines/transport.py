@@ -13,6 +13,8 @@ What it promises:
 * Every failure is an `httpx.TransportError`; a body that was cut short raises, it never just ends. (One
   that has neither a length nor chunks ends with its connection, as HTTP has it.)
 
+A `base.Pulse` in `request.extensions["pulse"]` is counted up by each chunk of a 200's body.
+
 Timeouts, seconds or None, come in `request.extensions["timeout"]`: `connect`; `first_read`, from the call
 to the first byte of the answer's body, whatever it is spent on; `read`, for every later read. Without a
 `first_read` it is `read`. They measure the engine, not our client: between two reads no time runs.
@@ -30,6 +32,8 @@ from typing import TYPE_CHECKING, TypeVar
 import aiohttp
 import httpx
 from yarl import URL
+
+from kvgate.engines.base import Pulse
 
 if TYPE_CHECKING:
     import ssl
@@ -182,13 +186,17 @@ class _Body(httpx.AsyncByteStream):
         self._waits = waits
         self._ended = ended
         self._open = True
+        pulse = request.extensions.get("pulse")
+        self._pulse: Pulse = Pulse() if pulse is None or answer.status != 200 else pulse
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         content = self._answer.content
         idle = _Idle(content, self._waits.read_s)
+        pulse = self._pulse
         try:
             chunk = await _by(self._waits.first_byte_at, content.readany())
             while chunk:
+                pulse.beats += 1
                 yield chunk
                 idle.begin()
                 chunk = await content.readany()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,12 @@ from hypothesis import strategies as st
 from kvgate.config.settings import Settings
 from kvgate.engines.capacity import discover
 from kvgate.engines.metrics import CacheConfig
+from kvgate_policies.kv_groups import KVGroup
+from kvgate_policies.model_shape import Kind, ModelShape
+from kvgate_policies.model_shape_read import read_model
 from kvgate_policies.types import EngineLimits, EngineShape
+
+MODELS = Path(__file__).parents[1] / "policies/models"
 
 
 def settings(**given: Any) -> Settings:
@@ -132,3 +140,116 @@ def test_a_backend_that_does_not_tell_its_groups_is_taken_for_plain_with_a_warni
     assert found.shape is not None
     assert found.shape.blocks_opaque is None
     assert "kv_cache_max_concurrency" in found.warnings[0]
+
+
+def model(name: str) -> ModelShape:
+    return read_model(json.loads((MODELS / f"{name}.json").read_text()))
+
+
+def scraped(full: float, block_size: int = 16, **given: Any) -> CacheConfig:
+    """Of an engine that counts `full` blocks for a sequence of its whole window."""
+    return cache(
+        num_gpu_blocks=50_000, block_size=block_size, kv_cache_max_concurrency=50_000 / full, **given
+    )
+
+
+GPT_OSS_FULL = 8192 + 1033
+"""Of 131,072 tokens, with two batches of 8,192 in flight."""
+
+
+def test_without_a_description_the_warning_says_what_to_set() -> None:
+    [warning] = discover(scraped(GPT_OSS_FULL), 131_072, settings()).warnings
+    assert "model_config in the pool's section" in warning
+    assert "--model-config" in warning
+
+
+def test_a_described_model_has_its_groups_and_the_engines_tokens_in_flight() -> None:
+    found = discover(scraped(GPT_OSS_FULL), 131_072, settings(kv_model=model("gpt-oss-20b")))
+    assert found.shape is not None
+    assert found.shape.groups == (KVGroup(Kind.SLIDING, 16, 128), KVGroup(Kind.FULL, 16))
+    assert 16_384 <= found.shape.in_flight_tokens < 16_400
+    assert found.shape.blocks_opaque is None
+    assert found.warnings == ()
+    assert found.sources["kv_groups"] == (
+        "1 sliding window of 128, 1 full attention, 16,385 tokens in flight, from model_config; "
+        "the engine counts the same"
+    )
+
+
+def test_a_rounded_concurrency_will_do() -> None:
+    """As in older logs: two digits."""
+    rounded = scraped(GPT_OSS_FULL, concurrency_error=0.005)
+    rounded = replace(rounded, kv_cache_max_concurrency=round(50_000 / GPT_OSS_FULL, 2))
+    found = discover(rounded, 131_072, settings(kv_model=model("gpt-oss-20b")))
+    assert found.shape is not None
+    assert found.shape.groups
+    assert found.shape.in_flight_tokens >= 16_384
+
+
+def test_a_description_of_another_model_is_not_used_and_named() -> None:
+    found = discover(scraped(GPT_OSS_FULL), 131_072, settings(kv_model=model("gemma-3-27b")))
+    assert found.shape is not None
+    assert found.shape.groups == ()
+    assert found.shape.blocks_opaque == GPT_OSS_FULL
+    assert "6 sliding window of 1,024, 1 full attention" in found.warnings[0]
+    assert "not 9225" in found.warnings[0]
+    assert "kv_groups" not in found.sources
+
+
+def test_a_description_that_cant_be_laid_out_is_not_used_and_named() -> None:
+    nothing = ModelShape((), 2)
+    found = discover(scraped(GPT_OSS_FULL), 131_072, settings(kv_model=nothing))
+    assert found.shape is not None
+    assert found.shape.blocks_opaque == GPT_OSS_FULL
+    assert "no layer of this model has a KV cache" in found.warnings[0]
+
+
+def test_an_engine_that_counts_one_group_has_one_whatever_is_described() -> None:
+    """As with --disable-hybrid-kv-cache-manager: windows are allocated as full attention."""
+    found = discover(scraped(8192), 131_072, settings(kv_model=model("gpt-oss-20b")))
+    assert found.shape == EngineShape(16, 131_072)
+    assert found.warnings == ()
+    assert found.sources["kv_groups"].startswith("one group")
+
+
+def test_the_block_size_of_states_is_the_engines() -> None:
+    """It depends on how they are split over GPUs."""
+    qwen = settings(kv_model=model("qwen3-next-80b"))
+    for size in (144, 544):
+        full = math.ceil(262_144 / size) + 3 * 2
+        found = discover(scraped(full, size, enable_prefix_caching=True), 262_144, qwen)
+        assert found.shape is not None
+        assert found.shape.groups == (KVGroup(Kind.STATE, size, count=3), KVGroup(Kind.FULL, size))
+
+
+def test_states_of_every_block_are_charged_as_attention() -> None:
+    said = scraped(482 + 3, 544, enable_prefix_caching=True, mamba_cache_mode="all")
+    found = discover(said, 262_144, settings(kv_model=model("qwen3-next-80b")))
+    assert found.shape is not None
+    assert found.shape.prefix_caching
+    assert {group.kind for group in found.shape.groups} == {Kind.FULL}
+    assert sum(group.count for group in found.shape.groups) == 4
+
+
+def test_a_window_set_by_hand_changes_no_group() -> None:
+    by_hand = settings(kv_model=model("gpt-oss-20b"), max_model_len=8192)
+    found = discover(scraped(GPT_OSS_FULL), 131_072, by_hand)
+    assert found.shape is not None
+    assert found.shape.max_model_len == 8192
+    assert found.shape.groups
+
+
+def test_a_description_alone_is_used_with_a_warning_and_charges_windows_in_full() -> None:
+    given_all = settings(
+        kv_model=model("gpt-oss-20b"), num_gpu_blocks=5000, block_size=16, max_model_len=4096
+    )
+    silent = cache(num_gpu_blocks=5000, block_size=16, kv_cache_max_concurrency=None)
+    for said in (None, silent):
+        found = discover(said, 4096, given_all)
+        assert found.shape is not None
+        assert found.shape.in_flight_tokens == 4096
+        assert len(found.shape.groups) == 2
+        assert "can't be compared" in found.warnings[0]
+    plain = discover(silent, 4096, settings(kv_model=model("llama-3.1-8b")))
+    assert plain.shape == EngineShape(16, 4096)
+    assert plain.warnings == ()

@@ -164,3 +164,25 @@ def test_whatever_happens_there_is_a_way_back(events) -> None:
     health = after(health, Seen.HOLD_OVER, Seen.PROBE_GOOD, Seen.CANARY_ALIVE, Seen.SUCCESS, now_s=now_s)
     assert health.state is State.UP
     assert not health.tripped
+
+
+def test_a_stalled_engine_is_back_with_any_sign_of_life() -> None:
+    held = after(UP, Seen.STALLED)
+    assert held.state is State.STALLED
+    assert not held.takes_work
+    for sign in (Seen.MOVED, Seen.CANARY_ALIVE, Seen.SUCCESS, Seen.RESTARTED):
+        assert after(held, sign).state is State.UP, sign
+    assert after(held, Seen.PROBE_GOOD, Trouble.TIMEOUT, Trouble.EMPTY, now_s=99.0).state is State.STALLED
+
+
+def test_a_canary_without_an_answer_holds_a_stall_and_one_that_cannot_be_asked_ends_in_a_trial() -> None:
+    held = after(UP, Seen.STALLED)
+    again = after(held, Seen.CANARY_SILENT, now_s=held.until_s)
+    assert (again.state, again.until_s - held.until_s) == (State.STALLED, 2 * BACKOFF_S_MIN)
+    assert after(again, Seen.CANARY_UNCLEAR, now_s=again.until_s).state is State.TRIAL
+    assert after(suspended(), Seen.CANARY_SILENT, now_s=99.0).state is State.TRIAL
+
+
+@pytest.mark.parametrize("health", [Health(), tripped(), suspended()], ids=lambda health: health.state)
+def test_who_is_out_already_does_not_stall(health) -> None:
+    assert after(health, Seen.STALLED, Seen.MOVED) == health

@@ -130,3 +130,30 @@ def test_a_broken_line_of_another_name_is_nobodys_business() -> None:
 def test_any_text_is_read_or_refused(text) -> None:
     with suppress(ValueError):
         assert isinstance(read_metrics(text), Metrics)
+
+
+def test_steps_are_read_from_the_count_of_their_histogram() -> None:
+    text = (
+        'vllm:iteration_tokens_total_bucket{engine="0",le="8.0",model_name="m"} 3.0\n'
+        'vllm:iteration_tokens_total_count{engine="0",model_name="m"} 5.0\n'
+        'vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 77.0\n'
+    )
+    assert read_metrics(text).gauges["0"] == Gauges(steps=5.0)
+
+
+def test_numbers_that_cannot_be_true_are_left_out_and_named() -> None:
+    text = (
+        'vllm:kv_cache_usage_perc{engine="0"} 87.5\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 1.0000000001\n'
+        'vllm:num_preemptions_total{engine="0"} -1\n'
+        'vllm:generation_tokens_total{engine="0"} NaN\n'
+        'vllm:num_requests_running{engine="0"} 3\n'
+    )
+    metrics = read_metrics(text)
+    assert metrics.gauges["0"] == Gauges(running=3.0)
+    assert metrics.gauges["1"].kv_usage == pytest.approx(1.0)
+    assert metrics.untrue == (
+        "vllm:generation_tokens_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_preemptions_total",
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,22 +13,10 @@ from kvgate.tokens.base import TokenizeFailed
 from kvgate_policies.types import EngineShape
 from support.upstream import EngineFace
 from support.virtual_loop import run_virtual
-from unit.engines.world import Server, World
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+from unit.engines.world import Server, World, virtual
 
 A = "http://a"
 B = "http://b"
-
-
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    @functools.wraps(test)
-    def run() -> None:
-        run_virtual(test())
-
-    del run.__wrapped__  # pytest would take it for an async test
-    return run
 
 
 # --- discovery ---------------------------------------------------------------------------------------------

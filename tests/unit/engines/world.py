@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,25 @@ import httpx
 
 from kvgate.config.settings import Settings
 from kvgate.engines.pool import EnginePool
+from kvgate.engines.status import EngineStatus
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
-from kvgate_policies.types import EngineUse, KVCost
+from kvgate_policies.types import EngineLimits, EngineUse, KVCost
 from support.upstream import EngineFace
-from support.virtual_loop import LoopClock
+from support.virtual_loop import LoopClock, run_virtual
 
 FOREVER_S = 1e6
+
+
+def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """An async test, run in virtual time."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        run_virtual(test())
+
+    del run.__wrapped__  # pytest would take it for an async test
+    return run
 
 
 @dataclass
@@ -31,6 +44,12 @@ class Server:
     hangs: bool = False
     aborts: bool = False
     """Draining: every new request gets 200 and no token."""
+    slow_metrics: bool = False
+    """`/metrics` takes for ever."""
+    lies: dict[str, str] = field(default_factory=dict)
+    """Values in place of those that `/metrics` would show, by name."""
+    mute: bool = False
+    """Its core hangs: it answers everything but requests."""
     completes: bool = True
     """False: no /v1/completions, as with a pooling model."""
     seen: list[httpx.Request] = field(default_factory=list)
@@ -44,12 +63,14 @@ class Server:
             raise httpx.ConnectError("refused", request=request)
         if self.hangs:
             await asyncio.sleep(FOREVER_S)
+        if (request.url.path, True) in {("/v1/completions", self.mute), ("/metrics", self.slow_metrics)}:
+            await asyncio.sleep(FOREVER_S)
         return self._route(request)
 
     def _route(self, request: httpx.Request) -> httpx.Response:
         match request.url.path:
             case "/metrics" if self.face.metrics:
-                return httpx.Response(200, text=self.face.metrics_text())
+                return httpx.Response(200, text=self._metrics())
             case "/health":
                 return httpx.Response(200 if self.face.healthy else 503)
             case "/v1/models":
@@ -62,6 +83,27 @@ class Server:
             case _:
                 return httpx.Response(404, json={"detail": "Not Found"})
 
+    def _metrics(self) -> str:
+        lines = (line.rpartition(" ") for line in self.face.metrics_text().splitlines())
+        said = ((head, self.lies.get(head.partition("{")[0], value)) for head, _, value in lines)
+        return "".join(f"{head} {value}\n" for head, value in said if head)
+
+
+class TheLedger(MemoryLedger):
+    """The one in memory, which counts what it is told, and of which this process may be one of many."""
+
+    def __init__(self) -> None:
+        super().__init__(LoopClock(), bypass_max=0)
+        self.told: list[EngineLimits] = []
+        self.elects = True
+
+    async def observe(self, limits: EngineLimits) -> None:
+        self.told.append(limits)
+        await super().observe(limits)
+
+    def scrapes(self, backend: str) -> bool:
+        return self.elects
+
 
 class World:
     """A pool over servers named by host: `http://a` is `servers["a"]`."""
@@ -69,7 +111,7 @@ class World:
     def __init__(self, servers: dict[str, Server], **settings: Any) -> None:
         self.servers = servers
         self.settings = Settings(backends=tuple(f"http://{host}" for host in servers), **settings)
-        self.ledger = MemoryLedger(LoopClock(), bypass_max=0)
+        self.ledger = TheLedger()
         http = httpx.AsyncClient(transport=httpx.MockTransport(self._handle))
         self.pool = EnginePool(self.settings, self.ledger, LoopClock(), http)
 
@@ -89,6 +131,9 @@ class World:
 
     def state(self, engine_id: str = "http://a") -> str:
         return next(str(status.state) for status in self.pool.snapshot() if status.id == engine_id)
+
+    def status(self, engine_id: str = "http://a") -> EngineStatus:
+        return next(status for status in self.pool.snapshot() if status.id == engine_id)
 
     def use(self, engine_id: str = "http://a") -> EngineUse:
         return next(use for use in self.ledger.view().engines if use.limits.engine_id == engine_id)
