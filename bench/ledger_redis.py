@@ -3,8 +3,9 @@
     python bench/ledger_redis.py [--cycles 300] [--flavour redis|valkey]
 
 A cycle is one whole turn of a saturated pool: a running request is released, waiting ones are granted, and new
-ones are reserved at the end of the queue. Two loads, as in `ledger.py`: *equal* sizes, and *mixed* ones, so that
-requests are passed and engines are pinned. Calls are sent in pipelines, so what is measured is the server.
+ones are reserved at the end of the queue. Three loads, as in `ledger.py`: *equal* sizes, *mixed* ones, so that
+requests are passed and engines are pinned, and *forecasts*. Calls are sent in pipelines, so what is measured is the
+server.
 
 Two numbers for each cell: cycles per second of the server's own CPU time (one core), and the time inside the
 scripts per grant (`INFO commandstats`). Medians over rounds; counters, not clocks, so that a busy machine
@@ -30,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from kvgate.ledger.base import Ask
 from kvgate.ledger.scripts import Granted, LedgerScripts, Sums, read_entry
+from kvgate_policies.forecast_occupancy import blocks_of_request, forecast_occupancy
+from kvgate_policies.forecast_survival import prior
 from kvgate_policies.types import ZERO_COST, EngineLimits, EngineShape, KVCost
 from support.redis_server import RedisServer
 
@@ -40,16 +43,32 @@ ENGINES = (1, 4, 10, 100)
 ROUNDS = 5
 TOGETHER = 16
 """Cycles whose calls leave in one pipeline."""
-Sizes = Callable[[], int]
+Costs = Callable[[], KVCost]
 
 
-def equal_sizes() -> Sizes:
-    return lambda: CAPACITY.blocks // 50
+def equal_sizes() -> Costs:
+    return lambda: KVCost(CAPACITY.blocks // 50, 1, 500)
 
 
-def mixed_sizes() -> Sizes:
+def mixed_sizes() -> Costs:
     rng = random.Random(7)
-    return lambda: int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0)))
+    return lambda: KVCost(int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0))), 1, 500)
+
+
+def forecasts() -> Costs:
+    rng = random.Random(7)
+
+    def cost() -> KVCost:
+        tokens = int(SHAPE.max_model_len * min(0.6, rng.lognormvariate(-3.5, 1.0)))
+        blocks = blocks_of_request(SHAPE, tokens, 1)
+        expected = forecast_occupancy(prior(), blocks, generated=0, limit=4096)
+        return KVCost(blocks(4096), 1, 500, expected)
+
+    drawn = [cost() for _ in range(512)]
+    return lambda: rng.choice(drawn)
+
+
+LOADS = {"equal sizes": equal_sizes, "mixed sizes": mixed_sizes, "forecasts": forecasts}
 
 
 class Pipelined:
@@ -90,11 +109,11 @@ class Cost:
 class Pool:
     """Every engine full and a queue of fixed length, owned by one process."""
 
-    def __init__(self, server: RedisServer, queued: int, sizes: Sizes) -> None:
+    def __init__(self, server: RedisServer, queued: int, costs: Costs) -> None:
         self._client = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
         self._line = Pipelined(self._client)
         self._scripts = LedgerScripts(self._line, "bench", grace_ms=0, lease_ms=3_600_000)
-        self._queued, self._sizes = queued, sizes
+        self._queued, self._costs = queued, costs
         self._ids, self._rng = itertools.count(), random.Random(11)
         self._running: list[Granted] = []
         self._waiting = self._rel = self._ack = 0
@@ -119,8 +138,9 @@ class Pool:
         sums: dict[tuple[str, str], Sums] = {}
         for grant in self._running:
             key = grant.engine_id, grant.tenant
-            before = sums.get(key, Sums(ZERO_COST, 0))
-            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
+            before = sums.get(key, Sums(ZERO_COST, 0, 0))
+            used = before.used_blocks + grant.cost.use_blocks
+            sums[key] = Sums(before.cost + grant.cost, before.reservations + 1, used)
         await self._send(self._scripts.beat("p", ack=self._ack, rel=self._rel, sums=sums, closed=()))
 
     async def cycles(self, number: int) -> int:
@@ -149,8 +169,7 @@ class Pool:
             await self._read()
 
     def _ask(self) -> Ask:
-        cost = KVCost(self._sizes(), 1, 500)
-        return Ask(f"r{next(self._ids)}", "t", {SHAPE: cost}, 1_000_000)
+        return Ask(f"r{next(self._ids)}", "t", {SHAPE: self._costs()}, 1_000_000)
 
     async def _read(self) -> None:
         for entry_id, fields in await self._client.xrange(self._scripts.stream_key, b"(" + self._last):
@@ -172,12 +191,12 @@ class Pool:
         await self._client.aclose()
 
 
-async def measure(server: RedisServer, queued: int, engines: int, sizes: Sizes, cycles: int) -> Cost:
+async def measure(server: RedisServer, queued: int, engines: int, costs: Costs, cycles: int) -> Cost:
     server.flush()
-    pool = Pool(server, queued, sizes)
+    pool = Pool(server, queued, costs)
     await pool.fill(engines)
     rates: list[float] = []
-    costs: list[float] = []
+    spent: list[float] = []
     for _ in range(ROUNDS):
         await pool.beat()
         cpu, scripts = await pool.spent()
@@ -187,9 +206,9 @@ async def measure(server: RedisServer, queued: int, engines: int, sizes: Sizes, 
             done += TOGETHER
         cpu_after, scripts_after = await pool.spent()
         rates.append(done / max(cpu_after - cpu, 1e-6))
-        costs.append((scripts_after - scripts) / max(granted, 1))
+        spent.append((scripts_after - scripts) / max(granted, 1))
     await pool.close()
-    return Cost(statistics.median(rates), statistics.median(costs))
+    return Cost(statistics.median(rates), statistics.median(spent))
 
 
 def main() -> None:
@@ -198,16 +217,16 @@ def main() -> None:
     parser.add_argument("--flavour", choices=("redis", "valkey"), default=None)
     options = parser.parse_args()
     with RedisServer(flavour=options.flavour) as server:
-        for name, sizes in (("equal", equal_sizes), ("mixed", mixed_sizes)):
+        for name, costs in LOADS.items():
             print(
-                f"{name} sizes: cycles per s of server CPU | µs in scripts per grant (× that at {QUEUED[0]} queued)"
+                f"{name}: cycles per s of server CPU | µs in scripts per grant (× that at {QUEUED[0]} queued)"
             )
             print("  queued " + "".join(f"{engines:>15} engines" for engines in ENGINES))
             first: dict[int, float] = {}
             for queued in QUEUED:
                 cells = []
                 for engines in ENGINES:
-                    cost = asyncio.run(measure(server, queued, engines, sizes(), options.cycles))
+                    cost = asyncio.run(measure(server, queued, engines, costs(), options.cycles))
                     base = first.setdefault(engines, cost.us_per_grant)
                     growth = cost.us_per_grant / base
                     cells.append(f"{cost.cycles_per_s:>8,.0f} |{cost.us_per_grant:>6,.0f} ({growth:.1f})")

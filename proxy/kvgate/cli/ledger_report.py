@@ -83,9 +83,14 @@ def report_json(report: Report) -> dict[str, object]:
     }
 
 
+HELD = ("blocks", "expected", "seqs", "prefill tokens", "requests")
+"""Of sums: blocks at the peaks, and as expected where most are."""
+
+
 def _sums_json(sums: Sums) -> dict[str, int]:
     return {
         "blocks": sums.cost.blocks,
+        "expected_blocks": sums.cost.use_blocks,
         "seqs": sums.cost.seqs,
         "prefill_tokens": sums.cost.prefill_tokens,
         "reservations": sums.reservations,
@@ -123,14 +128,16 @@ def _table(left: Iterable[str], right: Iterable[str]) -> Table:
 
 def _engines(engines: Iterable[EngineUse]) -> Table:
     table = _table(
-        ["engine"], ["blocks", "of", "seqs", "of", "prefill tokens", "of", "requests", "accepting"]
+        ["engine"],
+        ["blocks", "expected", "of", "seqs", "of", "prefill tokens", "of", "requests", "accepting"],
     )
     table.add_column("kept for")
     for use in engines:
         limits, held = use.limits, use.reserved
         pairs = (
             held.blocks,
-            limits.blocks,
+            held.use_blocks,
+            limits.blocks_open,
             held.seqs,
             limits.seqs,
             held.prefill_tokens,
@@ -142,7 +149,7 @@ def _engines(engines: Iterable[EngineUse]) -> Table:
 
 
 def _processes(report: Report) -> Table:
-    table = _table(["process", "lease", "engine", "tenant"], ["blocks", "seqs", "prefill tokens", "requests"])
+    table = _table(["process", "lease", "engine", "tenant"], HELD)
     for pid, left_ms in report.inside.leases_ms.items():
         lease = f"{left_ms / 1000:.1f} s" if left_ms > 0 else "ran out"
         held = [one for one in report.inside.holdings if one.pid == pid]
@@ -154,7 +161,7 @@ def _processes(report: Report) -> Table:
 
 
 def _orphans(report: Report) -> Table:
-    table = _table(["process", "engine", "tenant"], ["blocks", "seqs", "prefill tokens", "requests", "for"])
+    table = _table(["process", "engine", "tenant"], [*HELD, "for"])
     for one in report.inside.orphans:
         table.add_row(one.pid, one.engine_id, one.tenant, *_numbers(one.sums), f"{one.age_ms / 1000:.1f} s")
     return table
@@ -171,5 +178,7 @@ def _head(report: Report) -> Table:
 
 
 def _numbers(sums: Sums) -> tuple[str, ...]:
+    """In the order of `HELD`."""
     cost = sums.cost
-    return tuple(f"{n:,}" for n in (cost.blocks, cost.seqs, cost.prefill_tokens, sums.reservations))
+    parts = cost.blocks, cost.use_blocks, cost.seqs, cost.prefill_tokens, sums.reservations
+    return tuple(f"{number:,}" for number in parts)

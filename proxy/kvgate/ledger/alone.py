@@ -14,7 +14,7 @@ from kvgate.ledger.base import Refusal, refusal_of
 from kvgate.ledger.fallback import Fallback, OnFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvgate.clock import Clock
     from kvgate.ledger.base import RateSpent, Served
@@ -106,9 +106,11 @@ class Alone:
             self._fallback.end(entry.wire, self._now_s(), served)
             self._announce()
 
-    def renew(self, entry: Entry) -> None:
-        if self._fallback is not None and entry.grant is not None:
-            self._fallback.renew(entry.wire, entry.grant.cost)
+    def renew(self, entries: Sequence[Entry]) -> None:
+        """The costs of these grants are other ones."""
+        if self._fallback is not None and entries:
+            held = ((entry.wire, entry.grant) for entry in entries)
+            self._fallback.renew({wire: grant.cost for wire, grant in held if grant is not None})
             self._announce()
 
     def reprice(self, entry: Entry) -> None:

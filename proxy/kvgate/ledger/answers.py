@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from kvgate.ledger.base import Refusal
 from kvgate.ledger.keys import shape_of
+from kvgate.ledger.wire import cost_of, read_cost
 from kvgate_policies.types import (
     CLASSES,
     EngineLimits,
@@ -31,6 +32,12 @@ class Sums:
 
     cost: KVCost
     reservations: int
+    use_blocks: int | None = None
+    """What the tenant is said to use by them, request by request; None where that is the sum of the peaks."""
+
+    @property
+    def used_blocks(self) -> int:
+        return self.cost.blocks if self.use_blocks is None else self.use_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class BeatReply(Reply):
     """It had none before: nothing of it is in the queue, and no engine is known to be known to it."""
     gseq: int
     """Of the latest grant made to anyone."""
+    rank: int = 0
+    """Its place among those with a lease, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +149,12 @@ def read_entry(fields: Mapping[bytes, bytes] | Mapping[str, str]) -> Granted | R
     entry = {text_of(name): text_of(value) for name, value in fields.items()}
     if "refusal" in entry:
         return Refused(entry["pid"], entry["rid"], Refusal(entry["refusal"]))
-    blocks, seqs, prefill_tokens = (int(part) for part in entry["cost"].split(":"))
     return Granted(
         pid=entry["pid"],
         request_id=entry["rid"],
         engine_id=entry["engine"],
         shape=shape_of(entry["shape"]),
-        cost=KVCost(blocks, seqs, prefill_tokens),
+        cost=read_cost(entry["cost"]),
         seq=int(entry["seq"]),
         gseq=int(entry["gseq"]),
         tenant=entry["tenant"],
@@ -161,12 +169,12 @@ def _forced_of(word: str) -> Literal["queued"] | Refusal | None:
     return Refusal(word) if word else None
 
 
-def text_of(word: bytes | str) -> str:
-    return word.decode() if isinstance(word, bytes) else word
+def text_of(word: bytes | str | int) -> str:
+    return word.decode() if isinstance(word, bytes) else str(word)
 
 
 def use_of(row: Sequence[Any]) -> EngineUse:
-    engine_id, shape, blocks, seqs, prefill_tokens, accepting, *held, pin = row
+    engine_id, shape, blocks, seqs, prefill_tokens, accepting, usable, *held, pin = row
     sums = sums_of(held)
     return EngineUse(
         EngineLimits(
@@ -176,6 +184,7 @@ def use_of(row: Sequence[Any]) -> EngineUse:
             int(seqs),
             int(prefill_tokens),
             bool(accepting),
+            None if text_of(usable) == "" else int(usable),
         ),
         sums.cost,
         sums.reservations,
@@ -184,8 +193,10 @@ def use_of(row: Sequence[Any]) -> EngineUse:
 
 
 def sums_of(numbers: Sequence[Any]) -> Sums:
-    blocks, seqs, prefill_tokens, reservations = (int(number) for number in numbers)
-    return Sums(KVCost(blocks, seqs, prefill_tokens), reservations)
+    *parts, forecast = numbers
+    blocks, seqs, prefill_tokens, reservations, used = (int(number) for number in parts)
+    cost = cost_of(blocks, seqs, prefill_tokens, text_of(forecast))
+    return Sums(cost, reservations, None if used == blocks else used)
 
 
 def totals_of(pairs: Sequence[Any]) -> dict[str, int]:

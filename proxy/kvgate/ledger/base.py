@@ -249,4 +249,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def scrapes(self, backend: str) -> bool:
+        """Whether this process is the one, of all that share the ledger, that scrapes a backend with every probe and
+        says what it can take; True for all as long as they don't know of each other.
+        """
+        ...
+
     def view(self) -> LedgerView: ...

@@ -10,6 +10,10 @@ use. What the process already holds is carried in, what waits is carried in in o
 share, but not than the engine, waits for Redis: each engine is therefore entered twice, as a share that takes
 work and as a whole that does not.
 
+The peak of a forecast says nothing of a share: that of a request without a limit may be a whole engine. So here such a
+request is asked for what it takes by itself at its risk, where that is less and every engine covers its peak; its
+share decides by what is expected. What is handed out and shown has the price that was asked.
+
 Tenants have the rules that were known last; a process takes its part of their shares and budgets. What Redis knows of
 their use, their turns and what they spent is not known here: those begin anew.
 """
@@ -24,14 +28,16 @@ from typing import TYPE_CHECKING
 from kvgate.ledger.base import Grant, Refusal
 from kvgate.ledger.core import Decision, LedgerCore
 from kvgate.ledger.share import SHARE_PERCENT, Share
+from kvgate_policies.forecast_fit import ZVector, blocks_taken
 from kvgate_policies.kv_cost import fits_empty
-from kvgate_policies.types import ZERO_COST, EngineUse, LedgerView
+from kvgate_policies.occupancy import NOTHING
+from kvgate_policies.types import ZERO_COST, EngineUse, KVCost, LedgerView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kvgate.ledger.base import Ask, RateSpent, Served
-    from kvgate_policies.types import EngineLimits, EngineShape, KVCost, TenantRules
+    from kvgate_policies.types import EngineLimits, EngineShape, TenantRules
 
 OPEN_FACTOR = 1 << 20
 """More of every engine than any number of requests can ask for; loads keep their order."""
@@ -78,6 +84,8 @@ class Fallback:
         self._shares: dict[str, Share] = {}
         self._engine_of: dict[str, str] = {}
         """Of each that holds something, by wire id."""
+        self._asked: dict[str, Ask] = {}
+        """Those that wait, as they were asked, by wire id."""
         self._now_s = 0.0
         self._core = LedgerCore(bypass_max=bypass_max, scan_depth=scan_depth, grants_max=grants_max, tie=0)
         for each in limits:
@@ -92,7 +100,7 @@ class Fallback:
 
     def take_decisions(self) -> list[Decision]:
         """What was decided since the last call."""
-        decisions = self._core.take_decisions()
+        decisions = [(wire, self._as_asked(wire, decision)) for wire, decision in self._core.take_decisions()]
         for wire, decision in decisions:
             if isinstance(decision, Grant):
                 self._hold(wire, decision, is_new=True)
@@ -114,7 +122,11 @@ class Fallback:
         self._at(now_s)
         self._sink()
         seq = None if place is None else place[0] * PLACES_PER_SEQ + place[1] % PLACES_PER_SEQ
-        answer = self._core.reserve(replace(ask, seq=seq, avoid=_both(ask.avoid)), now_s)
+        costs = self._prices(ask.costs, ask.z)
+        self._asked[ask.request_id] = ask
+        answer = self._core.reserve(replace(ask, seq=seq, avoid=_both(ask.avoid), costs=costs), now_s)
+        if not isinstance(answer, int):
+            del self._asked[ask.request_id]
         if isinstance(answer, int) or (answer is Refusal.NEVER_FITS and self._may_fit(ask)):
             return None  # above its tenant's part here, it waits for Redis
         return answer
@@ -123,17 +135,23 @@ class Fallback:
         share = self._shares.get(self._engine_of.pop(wire, ""))
         if share is not None:
             share.end(wire)
+        self._asked.pop(wire, None)
         self._at(now_s)
         self._core.end(wire, served)
 
-    def renew(self, wire: str, cost: KVCost) -> None:
-        share = self._shares.get(self._engine_of.get(wire, ""))
-        if share is not None:
-            share.change(wire, cost)
-        self._core.renew(wire, cost)
+    def renew(self, costs: Mapping[str, KVCost]) -> None:
+        """Of these grants, by wire id, the costs are other ones."""
+        for wire, cost in costs.items():
+            share = self._shares.get(self._engine_of.get(wire, ""))
+            if share is not None:
+                share.change(wire, cost)
+        self._core.renew_many(costs)
 
     def reprice(self, wire: str, costs: Mapping[EngineShape, KVCost]) -> None:
-        self._core.reprice(wire, costs)
+        ask = self._asked.get(wire)
+        if ask is not None:
+            self._asked[wire] = replace(ask, costs=costs)
+            self._core.reprice(wire, self._prices(costs, ask.z))
 
     def observe(self, limits: EngineLimits) -> None:
         engine_id = limits.engine_id
@@ -173,11 +191,28 @@ class Fallback:
         for use in view.engines:
             limits = self._limits.get(use.limits.engine_id)
             if limits is not None:
-                yield replace(use, limits=limits)
+                yield replace(use, limits=limits, reserved=self._shares[limits.engine_id].held)
 
     def _hold(self, wire: str, grant: Grant, *, is_new: bool) -> None:
         self._engine_of[wire] = grant.engine_id
         self._shares[grant.engine_id].hold(wire, grant.cost, is_new=is_new)
+
+    def _as_asked(self, wire: str, decision: Grant | Refusal) -> Grant | Refusal:
+        ask = self._asked.pop(wire, None)
+        if isinstance(decision, Refusal) or ask is None:
+            return decision
+        return replace(decision, cost=ask.costs[decision.shape])
+
+    def _prices(self, costs: Mapping[EngineShape, KVCost], z: ZVector) -> Mapping[EngineShape, KVCost]:
+        """With peaks that a share can be asked for."""
+        return {
+            shape: cost if self._is_beyond(shape, cost) else _by_itself(cost, z)
+            for shape, cost in costs.items()
+        }
+
+    def _is_beyond(self, shape: EngineShape, cost: KVCost) -> bool:
+        """Whether an engine as it is, empty, does not hold the peak."""
+        return any(limits.shape == shape and not fits_empty(cost, limits) for limits in self._limits.values())
 
     def _at(self, now_s: float) -> None:
         """It is later: readings may be old, or new."""
@@ -234,9 +269,18 @@ class Fallback:
         return f"<Fallback {self.mode} of {self._live}: {self._core!r}>"
 
 
+def _by_itself(cost: KVCost, z: ZVector) -> KVCost:
+    """Of a forecast no more blocks than it would be counted with alone on an engine."""
+    if cost.expected is None:
+        return cost
+    blocks = min(cost.blocks, math.ceil(blocks_taken(NOTHING, cost.expected, z)))
+    return replace(cost, blocks=blocks)
+
+
 def _times(limits: EngineLimits, factor: int) -> EngineLimits:
     return replace(
         limits,
+        blocks_usable=None,
         blocks=limits.blocks * factor,
         seqs=limits.seqs * factor,
         prefill_tokens=limits.prefill_tokens * factor,

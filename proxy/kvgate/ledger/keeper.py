@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvgate.errors import ConfigError, LedgerCorrupt
 from kvgate.ledger.batching import CALL_S_MAX
 from kvgate.ledger.connect import TROUBLE
+from kvgate.ledger.election import rank_of
 from kvgate.ledger.scripts import LeaseLost
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Keeper:
         self.epoch: str | None = None
         self.live = 0
         """Processes that shared the pool at the last beat; 0 before the first."""
+        self._rank, self._ranked = 0, 0
         self._failing_since_s: float | None = None
         self._doubts = 0
         self._beaten_s: float | None = None
@@ -155,6 +157,10 @@ class Keeper:
         """
         sure_s = self._lease_s - self._heartbeat_s
         return self._beaten_s is not None and self._clock.monotonic() < self._beaten_s + sure_s
+
+    def elected(self, thing: str) -> bool:
+        """Whether a thing that one process is enough for falls to this one, by the last beat; before it, to each."""
+        return self._ranked == 0 or rank_of(thing, self._ranked) == self._rank
 
     async def run(self) -> None:
         """Beat and pump until cancelled."""
@@ -229,6 +235,7 @@ class Keeper:
             self.doubt()
         # In a grace the others are on their way back: Redis may go again before they are.
         self.live = max(self.live, reply.live) if reply.grace else reply.live
+        self._rank, self._ranked = reply.rank, reply.live
         self._want_pump(reply)
         await self._host.beaten(reply, up=self.up)
 

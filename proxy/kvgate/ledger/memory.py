@@ -165,6 +165,9 @@ class MemoryLedger:
         """Nobody else could have it."""
         return True
 
+    def scrapes(self, backend: str) -> bool:  # noqa: ARG002  there is nobody else
+        return True
+
     def view(self) -> LedgerView:
         return self._core.view(self._clock.monotonic())
 

@@ -7,8 +7,8 @@ puts right whatever a call left behind, and finds out when Redis is away; then t
 
 What it promises beside the contract of `base.Ledger`:
 
-* An admitted request costs two calls, `reserve` and `release`; everything else rides the heartbeat, except that
-  a prefill part of more than a quarter of the engine's bound is given back by a call of its own.
+* An admitted request costs two calls, `reserve` and `release`; everything else rides the heartbeat, forecasts too,
+  except that a prefill part of more than a quarter of the engine's bound is given back by a call of its own.
 * `reserve` returns within two timeouts of a call whatever Redis does. While Redis is away it queues here.
 * Cancelling a caller at any await leaves nothing behind: the change was made here before the first await, what
   Redis may still have is withdrawn in the background, and what even that misses goes with the next beat.
@@ -176,6 +176,10 @@ class RedisLedger:
     def lease_sure(self) -> bool:
         return self._alone.on or self._keeper.lease_sure
 
+    def scrapes(self, backend: str) -> bool:
+        """By the last heartbeat. While Redis is away each process does: it has to see for itself what others use."""
+        return not self.up or self._keeper.elected(backend)
+
     # life
 
     @asynccontextmanager
@@ -243,11 +247,23 @@ class RedisLedger:
         if entry is None or entry.grant is None:
             return
         entry.grant = replace(entry.grant, cost=cost)
-        self._alone.renew(entry)
+        self._alone.renew([entry])
         if self.up and entry.counted is not None and self._is_worth_a_call(entry.grant, entry.counted):
-            freed, entry.counted = entry.counted - cost, cost
+            before, entry.counted = entry.counted, cost
             entry.give_back(cost)
-            await self._give_back(entry.grant, freed, reservations=0)
+            used = before.use_blocks - cost.use_blocks
+            await self._give_back(entry.grant, before - cost, used, reservations=0)
+
+    async def renew_many(self, costs: Mapping[str, KVCost]) -> None:
+        """Only noted down: the next heartbeat tells Redis the sums of all."""
+        check_costs(costs)
+        renewed: list[Entry] = []
+        for request_id, cost in costs.items():
+            entry = self._table.get(request_id)
+            if entry is not None and entry.grant is not None:
+                entry.grant = replace(entry.grant, cost=cost)
+                renewed.append(entry)
+        self._alone.renew(renewed)
 
     async def reprice(self, request_id: str, costs: Mapping[EngineShape, KVCost]) -> None:
         check_costs(costs)
@@ -405,16 +421,29 @@ class RedisLedger:
             await self._withdraw(entry)
         elif self.up and entry.counted is not None:
             charge = None if served is None else charge_of(entry.grant, served)
-            await self._give_back(entry.grant, entry.counted, charge=charge)
+            counted = entry.counted
+            await self._give_back(entry.grant, counted, counted.use_blocks, charge=charge)
         else:
             self._table.ended_untold(entry)
 
     async def _give_back(
-        self, grant: Grant, cost: KVCost, *, reservations: int = 1, charge: Charge | None = None
+        self,
+        grant: Grant,
+        cost: KVCost,
+        use_blocks: int,
+        *,
+        reservations: int = 1,
+        charge: Charge | None = None,
     ) -> None:
-        rel = self._table.next_rel()
         call = self._scripts.release(
-            self.pid, rel, grant.engine_id, grant.tenant, cost, reservations=reservations, charge=charge
+            self.pid,
+            self._table.next_rel(),
+            grant.engine_id,
+            grant.tenant,
+            cost,
+            reservations=reservations,
+            use_blocks=use_blocks,
+            charge=charge,
         )
         await self._call("release", call)
 

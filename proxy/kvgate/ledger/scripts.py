@@ -12,6 +12,8 @@ What a process owes:
   number `rel`; a beat carries the highest `rel` that its sums already contain. So calls that arrive late, twice
   or not at all do no harm: the next beat puts the sums right. Calls should leave in the order they were made. Only
   what a lost release would have corrected of its tenant's charges is lost with it.
+* A release gives back the cost that the server counts for the request: that of the grant, of the last beat or of the
+  last release of a part. What changed since is told by the next beat only, so that forecasts cost no calls.
 * It counts only what the server knows: a reservation that was made without the server (while it was away) must
   be in a beat before it is released here.
 * Grants and late refusals come over the stream `stream_key` only, also those decided within the `reserve`
@@ -36,7 +38,7 @@ from typing import Any, Protocol
 from redis.exceptions import NoScriptError, ResponseError
 
 from kvgate.errors import KvgateError, LedgerCorrupt
-from kvgate.ledger import keys
+from kvgate.ledger import keys, wire
 from kvgate.ledger.answers import (
     BeatReply,
     Granted,
@@ -60,6 +62,7 @@ from kvgate.ledger.base import Ask, RateSpent, Refusal
 from kvgate.ledger.charges import Charge
 from kvgate.ledger.lua import read_scripts
 from kvgate.ledger.rules import Parts
+from kvgate.ledger.walk import lowest
 from kvgate_policies.fairness import LEVELS
 from kvgate_policies.types import (
     TENANTS_SHOWN_MAX,
@@ -163,8 +166,10 @@ class LedgerScripts:
         """
         words: list[str | int] = [ack, rel, known, *_counted(closed)]
         for (engine_id, tenant), held in sums.items():
-            words += [_name(engine_id), _name(tenant), *_parts(held.cost), held.reservations]
-        _check_numbers(ack, rel, known, *(held.reservations for held in sums.values()))
+            words += [_name(engine_id), _name(tenant), *wire.parts_of(held.cost), held.reservations]
+            words += [held.used_blocks, wire.forecast_text(held.cost)]
+            wire.check_numbers(held.reservations, held.used_blocks)
+        wire.check_numbers(ack, rel, known)
         reply, rest = await self._ask("beat", pid, *words)
         return BeatReply(
             reply.epoch,
@@ -174,6 +179,7 @@ class LedgerScripts:
             int(rest[0]),
             bool(rest[1]),
             int(rest[2]),
+            int(rest[3]),
         )
 
     async def leave(self, pid: str) -> Reply:
@@ -195,14 +201,13 @@ class LedgerScripts:
 
         Raises LeaseLost, and ValueError for a negative number or an id that another process has queued.
         """
-        depth = min(max(ask.queue_depth_max, 0), _INTEGER_MAX)
-        _check_numbers(ask.work, ask.tokens, ask.rank, ask.rank_in_ms or 0, ask.seq or 0)
+        depth = min(max(ask.queue_depth_max, 0), wire.INTEGER_MAX)
+        wire.check_numbers(ask.work, ask.tokens, ask.rank, ask.rank_in_ms or 0, ask.seq or 0)
         words = (_name(ask.request_id), _or_none(ask.seq), depth, _or_none(ack))
         charged = (_name(ask.tenant), class_number(ask.priority), ask.work, ask.tokens)
         order = (_or_none(ask.rank_in_ms), ask.rank, int(ask.force), int(admitted))
-        reply, rest = await self._ask(
-            "reserve", pid, *words, *charged, *order, *_counted(ask.avoid), *_prices(ask.costs)
-        )
+        wishes = (wire.z_text(ask.z), *_counted(ask.avoid), *_counted(ask.prefer))
+        reply, rest = await self._ask("reserve", pid, *words, *charged, *order, *wishes, *_prices(ask.costs))
         return reply, _answer(ask, [text_of(word) for word in rest])
 
     async def release(
@@ -214,19 +219,21 @@ class LedgerScripts:
         cost: KVCost,
         *,
         reservations: int = 1,
+        use_blocks: int | None = None,
         charge: Charge | None = None,
     ) -> Reply:
         """Give back what a reservation has; with `reservations=0`, the part by which its cost became smaller.
 
-        That part may be negative where the cost grew. `charge` corrects what the tenant was charged at the grant.
-        `rel` counts the calls of a process from 1; one that is not above the last known is a repetition and
-        changes nothing. Raises LeaseLost.
+        That part may be negative where the cost grew; by how much its `use_blocks` became smaller is said then, where
+        forecasts are involved. `charge` corrects what the tenant was charged at the grant. `rel` counts the calls of a
+        process from 1; one that is not above the last known is a repetition and changes nothing. Raises LeaseLost.
         """
-        if reservations not in {0, 1} or (reservations and _lowest(cost) < 0):
+        if reservations not in {0, 1} or (reservations and lowest(cost) < 0):
             raise ValueError(f"not a reservation to give back: {cost} of {reservations}")
         charge = charge or _NO_CHARGE
-        _check_numbers(rel, abs(charge.work), abs(charge.work_of_turn), abs(charge.tokens))
-        parts = (cost.blocks, cost.seqs, cost.prefill_tokens, reservations)
+        wire.check_numbers(rel, abs(charge.work), abs(charge.work_of_turn), abs(charge.tokens))
+        used = cost.use_blocks if use_blocks is None else use_blocks
+        parts = (cost.blocks, cost.seqs, cost.prefill_tokens, reservations, used, wire.forecast_text(cost))
         words = (class_number(charge.priority), charge.work, charge.work_of_turn, charge.tokens)
         return (await self._ask("release", pid, rel, _name(engine_id), _name(tenant), *parts, *words))[0]
 
@@ -252,9 +259,10 @@ class LedgerScripts:
     async def observe(self, pid: str, limits: EngineLimits) -> Reply:
         """Add an engine, or change what it holds (for all) or whether this process uses it now. Raises LeaseLost."""
         sizes = (limits.blocks, limits.seqs, limits.prefill_tokens)
-        _check_numbers(*sizes)
+        wire.check_numbers(*sizes, limits.blocks_usable or 0)
         words = (_name(limits.engine_id), keys.shape_key(limits.shape), *sizes, int(limits.accepting))
-        return (await self._ask("observe", pid, *words))[0]
+        usable = _or_none(limits.blocks_usable)
+        return (await self._ask("observe", pid, *words, usable))[0]
 
     async def forget(self, pid: str, engine_id: str) -> Reply:
         """The process no longer knows the engine, and its sums there are void.
@@ -273,7 +281,7 @@ class LedgerScripts:
         All orphaned sums of the engine go when two readings in a row show next to nothing beyond the live ones;
         never a part of them, which a process that is only cut off would fill up again.
         """
-        _check_numbers(blocks_in_use, seqs or 0)
+        wire.check_numbers(blocks_in_use, seqs or 0)
         told = [] if seqs is None else [seqs]
         return (await self._ask("settle", "", _name(engine_id), blocks_in_use, *told))[0]
 
@@ -298,7 +306,7 @@ class LedgerScripts:
 
         Raises ValueError for an empty text, and for one name too many.
         """
-        _check_numbers(max(ttl_ms, 0))
+        wire.check_numbers(max(ttl_ms, 0))
         if text == "":
             raise ValueError("the text of an override is not empty")
         try:
@@ -331,7 +339,7 @@ class LedgerScripts:
 
     async def view(self, tenants_max: int = TENANTS_SHOWN_MAX) -> LedgerView:
         """A consistent snapshot. An engine accepts when one live process uses it; it is listed while one knows it."""
-        _check_numbers(tenants_max)
+        wire.check_numbers(tenants_max)
         _, (queued, oldest_ms, engines, totals, tenants) = await self._ask("view", "", tenants_max)
         return LedgerView(
             engines=tuple(use_of(row) for row in engines),
@@ -385,10 +393,6 @@ class LedgerScripts:
 
 # What goes in.
 
-_INTEGER_MAX = (1 << 53) - 1
-"""Numbers in the scripts are doubles, which are exact to here."""
-
-
 _NO_CHARGE = Charge(PriorityClass.STANDARD, 0, 0, 0)
 
 
@@ -429,24 +433,8 @@ def _counted(names: Collection[str]) -> Iterator[str | int]:
 def _prices(costs: Mapping[EngineShape, KVCost]) -> Iterator[str | int]:
     for shape, cost in costs.items():
         yield keys.shape_key(shape)
-        yield from _parts(cost)
-
-
-def _parts(cost: KVCost) -> tuple[int, int, int]:
-    if _lowest(cost) < 0:
-        raise ValueError(f"a cost has no negative part: {cost}")
-    parts = (cost.blocks, cost.seqs, cost.prefill_tokens)
-    _check_numbers(*parts)
-    return parts
-
-
-def _check_numbers(*numbers: int) -> None:
-    if not all(0 <= number <= _INTEGER_MAX for number in numbers):
-        raise ValueError(f"numbers are between 0 and 2^53: {numbers}")
-
-
-def _lowest(cost: KVCost) -> int:
-    return min(cost.blocks, cost.seqs, cost.prefill_tokens)
+        yield from wire.parts_of(cost, forecast_max=wire.FORECAST_MAX)
+        yield wire.forecast_text(cost)
 
 
 __all__ = [

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvgate.ledger.base import Ask, Grant, Refusal
 from kvgate.ledger.door import check_ask
 from kvgate.ledger.scripts import Sums
+from kvgate.ledger.wire import least_of, sum_of
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost
 
 if TYPE_CHECKING:
@@ -114,9 +115,8 @@ class Entry:
 
     def give_back(self, left: KVCost | None) -> None:
         """Redis is told, or may not be, that no more than `left` is held."""
-        if self.known is not None and left is not None:
-            parts = zip(astuple(self.known), astuple(left), strict=True)
-            self.known = KVCost(*(min(pair) for pair in parts))
+        if self.known is not None and left is not None and self.known is not left:
+            self.known = least_of(self.known, left)
 
     def granted(self, granted: Granted) -> Grant:
         """The grant that was read for it."""
@@ -165,8 +165,8 @@ class Table:
     """Wire ids that do not wait here and that Redis may still queue, or queue late; how often to withdraw each."""
     _untold: dict[str, KVCost] = field(default_factory=dict[str, KVCost])
     """By engine, of those that ended here since the last claim was taken without Redis's being told."""
-    _claimed: list[tuple[Entry, KVCost]] = field(default_factory=list[tuple[Entry, KVCost]])
-    """What the last claim had of each."""
+    _claimed: dict[Entry, KVCost] = field(default_factory=dict[Entry, KVCost])
+    """What the last claim had of each; empty once it was taken."""
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _by_wire: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -261,36 +261,44 @@ class Table:
 
     def claim(self) -> dict[tuple[str, str], Sums]:
         """The sums by engine and tenant for a heartbeat that leaves now; what they contain is counted from here on."""
-        sums: dict[tuple[str, str], Sums] = {}
-        self._claimed = []
+        for entry, cost in self._claimed.items():
+            entry.give_back(cost)  # that claim may have been taken or not
+        self._claimed = {}
+        held: dict[tuple[str, str], list[KVCost]] = {}
         for entry in self._entries.values():
             grant = entry.grant
             if grant is not None:
-                entry.counted = grant.cost
-                self._claimed.append((entry, grant.cost))
-                key = grant.engine_id, grant.tenant
-                before = sums.get(key, _NOTHING)
-                sums[key] = Sums(before.cost + grant.cost, before.reservations + 1)
-        return sums
+                entry.counted = self._claimed[entry] = grant.cost
+                held.setdefault((grant.engine_id, grant.tenant), []).append(grant.cost)
+        return {key: _sums(costs) for key, costs in held.items()}
 
     def claim_taken(self) -> None:
         """The heartbeat with the last claim was taken."""
-        for entry, cost in self._claimed:
+        for entry, cost in self._claimed.items():
             entry.known = cost
             entry.give_back(entry.counted)  # what was given back since
-        self._claimed = []
+        self._claimed = {}
         self._untold.clear()
 
     def known(self) -> dict[str, KVCost]:
-        """What Redis surely counts for this process on each engine."""
+        """What Redis surely counts for this process on each engine; of a claim that may be on its way or lost, and of
+        what was counted before, the less.
+        """
         sums = dict(self._untold)
         for entry in self._entries.values():
-            _add_known(sums, entry)
+            self._add_known(sums, entry)
         return sums
 
     def ended_untold(self, entry: Entry) -> None:
         """It left the table, and nobody tries to tell Redis."""
-        _add_known(self._untold, entry)
+        self._add_known(self._untold, entry)
+
+    def _add_known(self, sums: dict[str, KVCost], entry: Entry) -> None:
+        if entry.grant is None or entry.known is None:
+            return
+        claimed = self._claimed.get(entry, entry.known)
+        engine_id = entry.grant.engine_id
+        sums[engine_id] = sums.get(engine_id, ZERO_COST) + least_of(entry.known, claimed)
 
     def next_rel(self) -> int:
         self.rel += 1
@@ -312,10 +320,7 @@ class Table:
         return f"<Table {len(self._entries) - held} waiting, {held} held>"
 
 
-_NOTHING = Sums(ZERO_COST, 0)
-
-
-def _add_known(sums: dict[str, KVCost], entry: Entry) -> None:
-    if entry.grant is not None and entry.known is not None:
-        engine_id = entry.grant.engine_id
-        sums[engine_id] = sums.get(engine_id, ZERO_COST) + entry.known
+def _sums(costs: list[KVCost]) -> Sums:
+    cost = sum_of(costs)
+    used = sum(each.use_blocks for each in costs)
+    return Sums(cost, len(costs), None if used == cost.blocks else used)

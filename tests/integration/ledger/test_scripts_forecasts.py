@@ -201,7 +201,7 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("change", "told"),
         [
-            ("record[15][2] = record[15][2] + 1", "engine a: forecasts of"),
+            ("f[2] = f[2] + 1; record[15] = cmsgpack.pack(f)", "engine a: forecasts of"),
             ("record[13] = record[13] + 1", "engine a: forecasts of"),
             ("record[15] = false", "engine a: forecasts of"),
         ],
@@ -211,6 +211,7 @@ class TestVerify:
         await p.hold(want("x", soft(90, 10, 20, 30)))
         text = f"""
             local record = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'a'))
+            local f = cmsgpack.unpack(record[15])
             {change}
             redis.call('HSET', KEYS[1], 'a', cmsgpack.pack(record))
         """

@@ -27,6 +27,8 @@ SETTLE_S = 3 * SCRAPE_S
 """Two scrapes, and the second that the view of a shared ledger may be old."""
 RAMP_S = 0.7
 STEADY_S = 11.0
+HANGS_S = 14.0
+"""An engine is suspected after one second, asked for a token for five, and the alert waits one."""
 CLEAR_S_MAX = 45.0
 """From the end of the last fault until no alert is left: the longest look back of a rule is 10 s here."""
 

@@ -7,6 +7,7 @@ dictionaries and sums over all of it. What it checks stands in `_check_*`, one r
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal, Served
 from kvgate_policies.fairness import FLOWS_MAX, PoolSize, guaranteed_blocks, limit_blocks
+from kvgate_policies.forecast_fit import Z_DEFAULT, ZVector, z_of
+from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.types import (
     ZERO_COST,
     EngineLimits,
@@ -31,12 +34,39 @@ if TYPE_CHECKING:
     from kvgate.ledger.base import Ledger, Ticket
     from kvgate_policies.types import EngineUse, LedgerView
 
-COSTS = st.builds(
-    KVCost,
-    blocks=st.sampled_from([1, 5, 20, 20, 60, 100, 150]),
-    seqs=st.sampled_from([1, 1, 1, 2, 5]),
-    prefill_tokens=st.sampled_from([0, 10, 60, 120]),
+
+def expect(cost: KVCost, eighths: tuple[int, ...] | None, spread: int) -> KVCost:
+    """The cost with a forecast: parts of the peak that are held along the grid, and a deviation of as many eighths."""
+    if eighths is None:
+        return cost
+    parts = (eighths[len(eighths) * point // len(GRID)] for point in range(len(GRID)))
+    means = tuple(SCALE * cost.blocks * part // 8 for part in parts)
+    variance = SCALE * (cost.blocks * spread) ** 2 // 64
+    return replace(cost, expected=Occupancy(means, (variance,) * len(GRID)))
+
+
+def guaranteed_only(costs: Mapping[Any, KVCost]) -> dict[Any, KVCost]:
+    return {key: replace(cost, expected=None) for key, cost in costs.items()}
+
+
+HELD = st.sampled_from(
+    [None, None, (1, 2, 4, 8, 0), (3, 3, 3, 3, 3), (8, 8, 8, 8, 8), (6, 4, 0, 0, 0), (0, 0, 0, 1, 8)]
 )
+"""Half of them much less than their peak; one is its peak, and so as good as guaranteed."""
+COSTS = st.builds(
+    expect,
+    st.builds(
+        KVCost,
+        blocks=st.sampled_from([1, 5, 20, 20, 60, 100, 150]),
+        seqs=st.sampled_from([1, 1, 1, 2, 5]),
+        prefill_tokens=st.sampled_from([0, 10, 60, 120]),
+    ),
+    HELD,
+    st.sampled_from([0, 0, 1, 4]),
+)
+USABLE = st.sampled_from([None, None, None, 90, 40, 0])
+Z = st.sampled_from([Z_DEFAULT, Z_DEFAULT, z_of(0.5), z_of(0.2), z_of(0.0001)])
+PREFER = st.sampled_from([(), (), ("a",), ("b", "a"), ("c",), ("gone", "b")])
 PRICES = st.one_of(
     COSTS.map(lambda cost: {SHAPE: cost}),
     st.builds(lambda one, other: {SHAPE: one, OTHER_SHAPE: other}, COSTS, COSTS),
@@ -72,6 +102,8 @@ ASKS = st.tuples(
         tokens=st.sampled_from([0, 30, 300]),
         force=st.sampled_from([False] * 9 + [True]),
         avoid=st.sampled_from([frozenset(), frozenset(), frozenset(), frozenset("a"), frozenset("b")]),
+        z=Z,
+        prefer=PREFER,
     ),
     st.sampled_from([0, 0, 0, 1, 2]),
 )
@@ -127,7 +159,7 @@ class Model:
         return limit_blocks(self.rules_of(tenant), self.pool, others)
 
     def use(self, tenant: str) -> int:
-        return sum(grant.cost.blocks for grant in self.live.values() if grant.tenant == tenant)
+        return sum(grant.cost.use_blocks for grant in self.live.values() if grant.tenant == tenant)
 
     def set_aside(self, tenant: str) -> int:
         """Blocks that partitions of others keep from a tenant."""
@@ -140,7 +172,9 @@ class Model:
         self, tenant: str, costs: Mapping[EngineShape, KVCost], use: int
     ) -> dict[EngineShape, KVCost]:
         limit = self.limit(tenant)
-        return {shape: cost for shape, cost in costs.items() if limit is None or use + cost.blocks <= limit}
+        return {
+            shape: cost for shape, cost in costs.items() if limit is None or use + cost.use_blocks <= limit
+        }
 
     def could_start(
         self,
@@ -178,12 +212,22 @@ class Model:
             return False
         cost = costs[limits.shape]
         return use.reservations == 0 or (
-            reserved.blocks + cost.blocks <= limits.blocks
+            self.has_blocks(reserved, cost, limits, waiter.ask.z)
             and reserved.seqs + cost.seqs <= limits.seqs
             and (
                 reserved.prefill_tokens == 0
                 or reserved.prefill_tokens + cost.prefill_tokens <= limits.prefill_tokens
             )
+        )
+
+    @staticmethod
+    def has_blocks(reserved: KVCost, cost: KVCost, limits: EngineLimits, z: ZVector) -> bool:
+        if reserved.expected is None and cost.expected is None:
+            return reserved.blocks + cost.blocks <= limits.blocks_open
+        total = reserved.occupancy + cost.occupancy
+        return all(
+            mean + factor * math.sqrt(SCALE * variance) <= SCALE * limits.blocks_open
+            for mean, variance, factor in zip(total.means, total.variances, z, strict=True)
         )
 
 
@@ -209,8 +253,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seq_last = -1
         self.decided: list[tuple[str, Grant | Refusal]] = []
 
-    @initialize(rules=POLICIES)
-    def start(self, rules: dict[str, TenantRules]) -> None:
+    @initialize(rules=POLICIES, forecasts=st.booleans())
+    def start(self, rules: dict[str, TenantRules], forecasts: bool) -> None:
+        self.forecasts = forecasts
         self.ledger = self.runner.run(self._open())
         self.before = self.ledger.view()
         for engine_id in self.engine_ids:
@@ -227,6 +272,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for drawn, rank in burst:
             self.ids += 1
             ask = replace(drawn, request_id=f"r{self.ids}", rank_in_ms=RANKS_IN_MS[rank])
+            ask = replace(ask, costs=self._meant(ask.costs))
             self.model.ranks[ask.request_id] = rank
             self._reserve(ask)
 
@@ -236,6 +282,7 @@ class LedgerMachine(RuleBasedStateMachine):
         grant = data.draw(st.sampled_from(sorted(self.model.live.values(), key=lambda grant: grant.seq)))
         self.release(grant.request_id)
         avoid = frozenset({grant.engine_id}) if elsewhere else frozenset[str]()
+        costs = self._meant(costs)
         again = Ask(grant.request_id, grant.tenant, costs, 0, grant.seq, grant.priority, grant.work)
         self._reserve(replace(again, tokens=grant.tokens, rank=grant.rank, avoid=avoid))
 
@@ -271,13 +318,24 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), cost=COSTS)
     def renew(self, data: Any, cost: KVCost) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.model.live)))
+        cost = self._meant({"": cost})[""]
         self.model.live[request_id] = replace(self.model.live[request_id], cost=cost)
         self._step(self.ledger.renew(request_id, cost))
+
+    @precondition(lambda self: self.model.live)
+    @rule(costs=st.lists(COSTS, min_size=1, max_size=5))
+    def renew_many(self, costs: list[KVCost]) -> None:
+        renewed = dict(zip(sorted(self.model.live), costs, strict=False))
+        renewed = self._meant(renewed)
+        for request_id, cost in renewed.items():
+            self.model.live[request_id] = replace(self.model.live[request_id], cost=cost)
+        self._step(self.ledger.renew_many({**renewed, "nobody": KVCost(1, 1, 0)}))
 
     @precondition(lambda self: self.model.waiting)
     @rule(data=st.data(), costs=PRICES)
     def reprice(self, data: Any, costs: dict[EngineShape, KVCost]) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.model.waiting)))
+        costs = self._meant(costs)
         self.model.waiting[request_id].costs = costs
         self._step(self.ledger.reprice(request_id, costs))
 
@@ -288,12 +346,26 @@ class LedgerMachine(RuleBasedStateMachine):
         prefill_tokens=st.sampled_from([50, 100, 1000]),
         accepting=st.sampled_from([True, True, True, False]),
         shape=st.sampled_from([SHAPE, SHAPE, OTHER_SHAPE]),
+        usable=USABLE,
     )
     def observe(
-        self, data: Any, blocks: int, seqs: int, prefill_tokens: int, accepting: bool, shape: EngineShape
+        self,
+        data: Any,
+        blocks: int,
+        seqs: int,
+        prefill_tokens: int,
+        accepting: bool,
+        shape: EngineShape,
+        usable: int | None,
     ) -> None:
         engine_id = data.draw(st.sampled_from(self.engine_ids))
-        self._observe(EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting))
+        self._observe(EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting, usable))
+
+    @precondition(lambda self: self.model.limits)
+    @rule(data=st.data(), usable=USABLE)
+    def trust(self, data: Any, usable: int | None) -> None:
+        engine_id = data.draw(st.sampled_from(sorted(self.model.limits)))
+        self._observe(replace(self.model.limits[engine_id], blocks_usable=usable))
 
     def _observe(self, limits: EngineLimits) -> None:
         self.model.limits[limits.engine_id] = limits
@@ -335,6 +407,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.runner.close()
 
     # the machine itself
+
+    def _meant(self, costs: Mapping[Any, KVCost]) -> dict[Any, KVCost]:
+        """As drawn; or where the machine has no forecasts, their peaks."""
+        return dict(costs) if self.forecasts else guaranteed_only(costs)
 
     def _known(self) -> list[str]:
         return sorted([*self.model.waiting, *self.model.live, *self.model.ended[-3:]])
@@ -483,10 +559,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _costs_less(waiter: Waiter, other: Waiter) -> bool:
-        """Whether `waiter` is cheaper than `other` somewhere, or priced where the other isn't."""
+        """Whether `waiter` is cheaper than `other` somewhere, takes more risk, or is priced where the other isn't."""
+        if any(mine < theirs for mine, theirs in zip(waiter.ask.z, other.ask.z, strict=True)):
+            return True
         for shape, cost in waiter.costs.items():
             theirs = other.costs.get(shape)
             if theirs is None or cost.blocks < theirs.blocks or cost.seqs < theirs.seqs:
+                return True
+            if min((cost.occupancy - theirs.occupancy).to_numbers()) < 0:
                 return True
             if cost.prefill_tokens < theirs.prefill_tokens:
                 return True
@@ -498,7 +578,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for use in view.engines:
             mine = [grant for grant in granted if grant.engine_id == use.limits.engine_id]
             if mine and all(grant.forced is None for grant in mine):
-                assert use.reserved.blocks <= use.limits.blocks
+                assert (
+                    use.reservations == 1
+                    or max(use.reserved.occupancy.means) <= SCALE * use.limits.blocks_open
+                )
                 assert use.reserved.seqs <= use.limits.seqs
                 alone = sum(1 for grant in self._live_on(use) if grant.cost.prefill_tokens) <= 1
                 assert (
@@ -585,11 +668,11 @@ class LedgerMachine(RuleBasedStateMachine):
         room -= model.set_aside(waiter.ask.tenant)
         if not model.partition(waiter.ask.tenant):
             room -= sum(
-                max(cost.blocks for cost in other.costs.values())
+                max(cost.use_blocks for cost in other.costs.values())
                 for other in model.waiting.values()
                 if other is not waiter
             )
-        return {shape: cost for shape, cost in costs.items() if cost.blocks <= room}
+        return {shape: cost for shape, cost in costs.items() if cost.use_blocks <= room}
 
     def _check_waits_for_room(
         self, waiter: Waiter, costs: Mapping[EngineShape, KVCost], view: LedgerView

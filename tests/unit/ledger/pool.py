@@ -28,8 +28,9 @@ def engine(
     prefill_tokens: int = 1000,
     accepting: bool = True,
     shape: EngineShape = SHAPE,
+    blocks_usable: int | None = None,
 ) -> EngineLimits:
-    return EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting)
+    return EngineLimits(engine_id, shape, blocks, seqs, prefill_tokens, accepting, blocks_usable)
 
 
 def cost(blocks: int = 10, seqs: int = 1, prefill_tokens: int = 0) -> KVCost:

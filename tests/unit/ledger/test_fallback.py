@@ -7,7 +7,8 @@ import pytest
 from kvgate.ledger.base import Ask, Grant, Refusal
 from kvgate.ledger.fallback import Fallback, OnFailure
 from kvgate_policies.types import EngineLimits
-from unit.ledger.pool import SHAPE, ask, cost, engine
+from unit.ledger.conformance_forecasts import flat, soft, want
+from unit.ledger.pool import OTHER_SHAPE, SHAPE, ask, cost, engine
 
 LEASED_S, HOLD_S = 5.0, 60.0
 
@@ -89,7 +90,7 @@ def test_what_is_held_on_an_engine_that_left_weighs_nothing():
     alone = with_room()
     alone.adopt(Grant("x", "gone", SHAPE, cost(40), 0))
     assert queue(alone, ask("r", blocks=45)) == ["r"]
-    alone.renew("x", cost(1))
+    alone.renew({"x": cost(1)})
     alone.end("x", 0.0)
 
 
@@ -231,3 +232,87 @@ def test_what_an_engine_lost_is_given_back(how):
     assert queue(alone, ask("r", blocks=45)) == []
     alone.gauge("a", 0, 0, 0.0)
     assert started(alone) == ["r"]
+
+
+# forecasts
+
+
+def grants(alone: Fallback) -> dict[str, Grant]:
+    return {key: grant for key, grant in alone.take_decisions() if isinstance(grant, Grant)}
+
+
+def test_a_share_decides_by_what_is_expected_and_hands_out_the_price_as_asked():
+    """Of 45 blocks; each peak is a whole engine."""
+    alone = with_room()
+    asked = {f"r{number}": want(f"r{number}", flat(100, 15)) for number in range(4)}
+    for each in asked.values():
+        assert alone.reserve(each, None, 0.0) is None
+    started = grants(alone)
+    assert {name: grant.cost for name, grant in started.items()} == {
+        f"r{number}": flat(100, 15) for number in range(3)
+    }
+    assert alone.view(0.0).engines[0].reserved == flat(300, 45) + cost(0, 2)
+    alone.renew({"r0": flat(100, 10), "r1": flat(100, 5)})
+    assert list(grants(alone)) == ["r3"]
+
+
+def test_an_empty_share_takes_no_more_than_it_holds_at_the_risk_that_was_asked():
+    alone = with_room()
+    assert queue(alone, want("wide", flat(100, 40, 10))) == []
+    assert queue(alone, want("more", flat(100, 46))) == []
+    assert queue(alone, want("r", flat(100, 45))) == ["r"]
+
+
+def test_a_guaranteed_one_is_asked_for_its_peak_beside_them():
+    alone = with_room()
+    assert queue(alone, want("r", soft(100, 10, 20))) == ["r"]
+    assert queue(alone, ask("hard", blocks=26)) == []
+    assert queue(alone, ask("small", blocks=25)) == ["small"]
+
+
+def test_what_redis_counts_is_filled_up_again_by_what_is_expected():
+    counted = soft(300, 12, 30, seqs=2)
+    alone = Fallback(
+        OnFailure.LOCAL, 2, [engine()], floors={"a": counted}, leased_until_s=LEASED_S, orphan_hold_s=HOLD_S,
+        bypass_max=8, scan_depth=4, grants_max=16,
+    )  # fmt: skip
+    alone.adopt(Grant("x", "a", SHAPE, soft(300, 12, 30), 0))
+    assert queue(alone, want("r", flat(100, 10))) == []
+    alone.renew({"x": soft(300, 20, 18)})
+    assert started(alone) == ["r"]
+    assert queue(alone, want("s", flat(100, 1))) == []
+
+
+def test_a_peak_that_no_engine_covers_never_fits_however_little_is_expected():
+    alone = with_room()
+    assert alone.reserve(want("huge", flat(101, 1)), None, 0.0) is Refusal.NEVER_FITS
+
+
+def test_a_peak_that_some_engine_of_the_shape_does_not_cover_is_asked_for():
+    alone = with_room(2, engine("a"), engine("b", blocks=400))
+    alone.gauge("b", 0, 0, 0.0)
+    assert queue(alone, want("r", flat(200, 1))) == [], "it must not start on a"
+    assert queue(alone, want("s", flat(150, 1))) == ["s"]
+    assert alone.view(0.0).engines[1].reserved == flat(150, 1)
+
+
+def test_of_what_is_not_open_there_is_no_share():
+    alone = with_room(1)
+    alone.observe(engine(blocks_usable=10))
+    assert queue(alone, ask("r", blocks=10)) == []
+    assert queue(alone, ask("s", blocks=9)) == ["s"]
+
+
+def test_a_price_that_replaces_another_is_handed_out():
+    alone = with_room()
+    assert queue(alone, Ask("r", "t", {OTHER_SHAPE: cost(5)}, 10)) == []
+    alone.reprice("r", {SHAPE: flat(100, 30)})
+    assert grants(alone)["r"].cost == flat(100, 30)
+    alone.reprice("r", {SHAPE: flat(100, 31)})
+    alone.reprice("never", {SHAPE: flat(100, 31)})
+
+
+def test_open_starts_forecasts_too():
+    alone = fallback(OnFailure.OPEN, 1, engine(blocks_usable=1))
+    for number in range(5):
+        assert queue(alone, want(f"r{number}", flat(100, 90, 50))) == [f"r{number}"]

@@ -60,7 +60,7 @@ def check_order(turns: Turns, queue: Queue) -> None:
 
 def check_shares(turns: Turns, tenants: Tenants, book: Book) -> None:
     accounts = tenants._accounts
-    assert tenants._blocks == sum(use.reserved.blocks for use in book.uses())
+    assert tenants._blocks == sum(grant.cost.use_blocks for grant in book._grants.values())
     assert tenants._blocks == sum(account.blocks for account in accounts.values())
     assert tenants._spare == sum(account.spare for account in accounts.values())
     assert tenants._partitions == sum(account.partition for account in accounts.values())

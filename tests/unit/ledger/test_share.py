@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvgate.ledger.share import READING_S_MAX, Share
+from unit.ledger.conformance_forecasts import flat, soft
 from unit.ledger.pool import cost, engine
 
 ENGINE = engine(blocks=100, seqs=50)
@@ -123,3 +124,56 @@ def test_a_cost_that_changes_is_counted_as_it_is():
     of.change("unknown", cost(30))
     of.read(ENGINE, 80, None, 0.0)
     assert blocks(of) == 40
+
+
+# forecasts
+
+
+def test_a_floor_of_forecasts_is_what_is_expected_of_them_together():
+    """At the point where most is expected of all, not the most of each."""
+    counted = soft(1000, 10, 30, 0) + soft(1000, 30, 10, 0)
+    assert blocks(Share(2, counted)) == 40
+
+
+def test_what_is_held_is_counted_as_expected():
+    of = Share(1, flat(2000, 40))
+    for name in ("x", "y"):
+        of.hold(name, flat(1000, 20), is_new=False)
+    assert not of.sink()
+    of.change("x", flat(1000, 5))
+    assert not of.sink(), "25 of 40"
+    of.end("y")
+    assert of.sink()
+    of.void()
+    assert of.held == cost(0, 0)
+
+
+def test_a_reading_lets_it_grow_beyond_what_is_expected():
+    of = Share(2, flat(1000, 10))
+    of.hold("x", flat(1000, 10), is_new=False)
+    of.read(ENGINE, 70, None, 0.0)
+    assert blocks(of) == 10 + 20
+
+
+def test_sequences_count_as_large_as_ours_are_expected_to_be():
+    of = Share(2, flat(1000, 10))
+    of.hold("x", soft(1000, 2, 10), is_new=False)
+    of.read(ENGINE, 40, 8, 0.0)
+    assert blocks(of) == 10 + 10
+
+
+def test_the_share_is_one_of_what_is_open():
+    of = share(processes=1)
+    assert of.limits(engine(blocks_usable=50), 0.0) == engine(blocks=45, seqs=14, prefill_tokens=900)
+
+
+def test_what_is_held_is_the_sum_of_each_and_comes_back_to_nothing():
+    of = Share(1)
+    of.hold("x", flat(90, 7.5, 2), is_new=True)
+    of.hold("y", cost(5, 1, 3), is_new=True)
+    of.change("x", soft(90, 1, 2))
+    assert of.held == soft(90, 1, 2) + cost(5, 1, 3)
+    of.end("x")
+    of.end("y")
+    of.end("never")
+    assert of.held == cost(0, 0)

@@ -9,7 +9,8 @@ import pytest
 from kvgate.ledger.base import Grant, Refusal
 from kvgate.ledger.scripts import Place, Sums
 from kvgate.ledger.table import DOUBTFUL_MAX, DOUBTFUL_TIMES, Entry, Table
-from kvgate_policies.types import PriorityClass
+from kvgate_policies.types import KVCost, PriorityClass
+from unit.ledger.conformance_forecasts import flat, soft, want
 from unit.ledger.pool import SHAPE, ask, cost
 
 
@@ -178,3 +179,63 @@ def test_withdrawals_in_doubt_are_repeated_and_bounded():
     for number in range(DOUBTFUL_MAX + 10):
         table.doubt(str(number))
     assert len(table.take_doubtful()) == DOUBTFUL_MAX
+
+
+# forecasts
+
+
+def hold_soft(table: Table, name: str, price: KVCost) -> Entry:
+    entry = table.add(want(name, price))
+    table.hold(entry, Grant(name, "a", SHAPE, price, entry.ticket.seq, "tenant"), counted=price)
+    return entry
+
+
+def renew(entry: Entry, price: KVCost) -> None:
+    assert entry.grant is not None
+    entry.grant = replace(entry.grant, cost=price)
+
+
+def test_a_claim_has_what_is_expected_and_what_the_tenant_uses_request_by_request():
+    table = Table()
+    hold_soft(table, "r1", soft(90, 10, 20, 0))
+    hold_soft(table, "r2", soft(90, 20, 10, 0, deviation=2))
+    hold(table, table.add(ask("r3")), blocks=5)
+    cost_of_all = soft(90, 10, 20, 0) + soft(90, 20, 10, 0, deviation=2) + cost(5)
+    assert table.claim() == {("a", "tenant"): Sums(cost_of_all, 3, 20 + 20 + 5)}
+
+
+def test_forecasts_that_together_are_their_peaks_are_claimed_so():
+    table = Table()
+    hold_soft(table, "r1", flat(90, 90))
+    assert table.claim() == {("a", "tenant"): Sums(cost(90), 1)}
+
+
+def test_of_a_claim_that_may_be_lost_and_the_one_before_the_less_is_surely_counted():
+    table = Table()
+    falls, grows = hold_soft(table, "r1", flat(90, 30)), hold_soft(table, "r2", soft(90, 5, 10))
+    renew(falls, flat(90, 20))
+    renew(grows, soft(90, 8, 9, 10))
+    table.claim()
+    assert table.known() == {"a": flat(90, 20) + soft(90, 5, 9)}
+    renew(falls, flat(90, 25))
+    table.claim()
+    assert table.known() == {"a": flat(90, 20) + soft(90, 5, 9)}, "the first may have arrived, or none"
+    table.claim_taken()
+    assert table.known() == {"a": flat(90, 25) + soft(90, 8, 9, 10)}
+
+
+def test_one_that_ends_untold_is_counted_by_the_less_too():
+    table = Table()
+    entry = hold_soft(table, "r", flat(90, 30))
+    renew(entry, flat(90, 20))
+    table.claim()
+    table.drop(entry)
+    table.ended_untold(entry)
+    assert table.known() == {"a": flat(90, 20)}
+
+
+def test_what_was_told_to_be_less_is_at_each_point_no_more():
+    table = Table()
+    entry = hold_soft(table, "r", soft(90, 30, 20))
+    entry.give_back(soft(80, 10, 25, 5))
+    assert table.known() == {"a": soft(80, 10, 20)}

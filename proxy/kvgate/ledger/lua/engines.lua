@@ -1,8 +1,11 @@
 -- Engines: what each holds in all (for every process the same), the sums of everything reserved there, and its pin.
+-- `open` is what reservations may fill at present: all blocks, or less where `usable` says so. `use` is what the tenants
+-- of what is reserved are said to use by it. `fullest` is the point of the grid where somebody did not fit last; its
+-- mean and variance are kept apart, so that `f`, packed, is seldom opened (`forecasts.of`).
 -- Always: sums of an engine = its slots (the parts of the processes) + its orphans. A record without a shape was
 -- named by a beat only: nobody observed it yet in this epoch.
 
-local engine_of, all_engines, changed_engine, new_engine, set_pin, unpin, changed_limits, ceilings_of, covered,
+local engine_of, all_engines, changed_engine, set_open, new_engine, set_pin, unpin, changed_limits, ceilings_of, covered,
   drop_if_unused, write_engines
 local capacity_changed = false -- an engine came, went, or holds more or less in all
 local pinned = {} -- request → its engine; complete once all engines are loaded
@@ -11,12 +14,25 @@ local pinned = {} -- request → its engine; complete once all engines are loade
 
 local engines, engines_changed, all_loaded = {}, {}, false
 
+-- What is `open` there; and whether it is `plain`: something is reserved, all of it guaranteed.
+function set_open(engine)
+  engine.open = engine.usable and min(engine.blocks, engine.usable) or engine.blocks
+  engine.is_plain = engine.n > 0 and not (engine.f or engine.packed_f)
+end
+
+-- Most have none of what stands behind the first twelve: short records are read in less time, and all are read by every
+-- grant loop.
 local function unpack_engine(id, packed)
   local a = cmsgpack.unpack(packed)
   local engine = {
     id = id, no = a[1], order = a[2], knowers = a[3], shape = a[4], blocks = a[5], seqs = a[6], prefill = a[7],
-    ub = a[8], us = a[9], up = a[10], n = a[11], pin = a[12],
+    ub = a[8], us = a[9], up = a[10], n = a[11], pin = a[12], use = a[13] or a[8], open = a[5], is_plain = a[11] > 0,
   }
+  if a[13] then
+    engine.usable, engine.packed_f = a[14], a[15]
+    engine.fullest, engine.full_mean, engine.full_variance = a[16], a[17], a[18]
+    set_open(engine)
+  end
   engines[id] = engine
   if engine.pin then
     pinned[engine.pin] = engine
@@ -25,9 +41,12 @@ local function unpack_engine(id, packed)
 end
 
 local function pack_engine(e)
-  return cmsgpack.pack({
-    e.no, e.order, e.knowers, e.shape, e.blocks, e.seqs, e.prefill, e.ub, e.us, e.up, e.n, e.pin,
-  })
+  local a = { e.no, e.order, e.knowers, e.shape, e.blocks, e.seqs, e.prefill, e.ub, e.us, e.up, e.n, e.pin }
+  local packed_f = forecasts.packed(e)
+  if packed_f or e.usable or e.use ~= e.ub then
+    a[13], a[14], a[15], a[16], a[17], a[18] = e.use, e.usable or false, packed_f, e.fullest, e.full_mean, e.full_variance
+  end
+  return cmsgpack.pack(a)
 end
 
 -- The record of an engine, nil when there is none.
@@ -72,7 +91,8 @@ function new_engine(id)
   end
   local engine = {
     id = id, no = no, order = order + 1, knowers = 0, shape = false, blocks = 0, seqs = 0, prefill = 0,
-    ub = 0, us = 0, up = 0, n = 0, pin = false,
+    ub = 0, us = 0, up = 0, n = 0, pin = false, use = 0, open = 0,
+    is_plain = false,
   }
   engines[id] = engine
   changed_engine(engine)

@@ -23,7 +23,8 @@ function read_orphans(id)
   return { excess = a[1], read = a[2], list = a[3] }
 end
 
--- Each element of the list: pid, since (ms), blocks, seqs, prefill tokens, reservations, unacknowledged grants, tenant.
+-- Each element of the list: pid, since (ms), blocks, seqs, prefill tokens, reservations, unacknowledged grants, tenant,
+-- blocks used, `f` (or nothing).
 function write_orphans(id, record)
   if record.list[1] then
     call('HSET', K.orphans, id, cmsgpack.pack({ record.excess, record.read, record.list }))
@@ -40,13 +41,18 @@ local function drop_unseen_of(text)
   end
 end
 
+local function take_from_engine(engine, sums)
+  local b, s, p, n, use, f = unpack(sums, 1, 6)
+  add_to_engine(engine, -b, -s, -p, -n, -use, forecasts.add(nil, f, -1))
+end
+
 -- Take those of an engine's orphans out for which `chosen(orphan)` is true, and their sums with them.
 function drop_orphans(id, chosen)
   local record = read_orphans(id)
   local engine, kept = engine_of(id), {}
   for _, orphan in ipairs(record.list) do
     if chosen(orphan) then
-      add_to_engine(engine, -orphan[3], -orphan[4], -orphan[5], -orphan[6])
+      take_from_engine(engine, { orphan[3], orphan[4], orphan[5], orphan[6], orphan[9], orphan[10] })
       drop_unseen_of(orphan[7])
       count('orphans_dropped')
     else
@@ -91,27 +97,39 @@ function drop_waiters(pid)
   return not more_to_reap
 end
 
--- Empty a slot, also in the use of its tenant, not in the sums of its engine; what it held.
+-- Empty a slot, also in the use of its tenant, not in the sums of its engine; what it held, and `u`.
 local function empty_slot(slot)
-  local held = { slot.b, slot.s, slot.p, slot.n, slot.u }
+  local held, text = sums_of(slot), slot.u
   if slot.n > 0 or slot.u ~= '' then
-    slot.b, slot.s, slot.p, slot.n, slot.u = 0, 0, 0, 0, ''
+    slot.b, slot.s, slot.p, slot.n, slot.use, slot.f, slot.u = 0, 0, 0, 0, 0, nil, ''
     changed_slot(slot)
-    add_to_tenant(tenant_of(slot.name), -held[1], -held[4])
+    add_to_tenant(tenant_of(slot.name), -held[5], -held[4])
     stirred = true
   end
-  return held
+  return held, text
+end
+
+-- Its forecasts are not renewed any more. Whether it is dead or only cut off, it holds no more than the largest mean at
+-- any time from now on (`ledger/share.py`): so much is counted at every point.
+local function flatten(slot)
+  local flat = forecasts.flat(slot.f)
+  if flat then
+    add_to_engine(engine_of(slot.id), 0, 0, 0, 0, 0, forecasts.add(flat, slot.f, -1))
+    slot.f = forecasts.add(nil, flat)
+  end
 end
 
 local function orphan_slots(pid)
   for _, slot in pairs(slots_of(pid)) do
-    local held = empty_slot(slot)
+    flatten(slot)
+    local held, text = empty_slot(slot)
     if held[4] == 0 then
-      drop_unseen_of(held[5])
+      drop_unseen_of(text)
     else
       local record = read_orphans(slot.id)
-      held[6] = slot.name
-      record.list[#record.list + 1] = { pid, now, unpack(held) }
+      record.list[#record.list + 1] = {
+        pid, now, held[1], held[2], held[3], held[4], text, slot.name, held[5], held[6],
+      }
       record.excess = false
       write_orphans(slot.id, record)
       count('orphaned', held[4])
@@ -125,9 +143,9 @@ end
 -- Strike what a process holds on an engine.
 function void_slots(pid, engine)
   for _, slot in pairs(slots_of(pid, engine.id)) do
-    local held = empty_slot(slot)
-    drop_unseen_of(held[5])
-    add_to_engine(engine, -held[1], -held[2], -held[3], -held[4])
+    local held, text = empty_slot(slot)
+    drop_unseen_of(text)
+    take_from_engine(engine, held)
     count('voided', held[4])
   end
 end
@@ -205,9 +223,10 @@ function take_back(pid)
       if orphan[1] == pid then
         local slot = slot_of(pid, id, orphan[8])
         slot.b, slot.s, slot.p, slot.n = slot.b + orphan[3], slot.s + orphan[4], slot.p + orphan[5], slot.n + orphan[6]
+        slot.use, slot.f = slot.use + orphan[9], forecasts.add(slot.f, orphan[10])
         slot.u = slot.u .. orphan[7]
         changed_slot(slot)
-        add_to_tenant(tenant_of(slot.name), orphan[3], orphan[6])
+        add_to_tenant(tenant_of(slot.name), orphan[9], orphan[6])
       else
         kept[#kept + 1] = orphan
       end

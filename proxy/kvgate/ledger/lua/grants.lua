@@ -50,14 +50,14 @@ local function let_go(rid, walk)
   end
 end
 
--- The prices of at most so many blocks; the same table when all are.
+-- The prices of which a tenant would use at most so many blocks; the same table when all are.
 function up_to(costs, blocks)
   if not blocks then
     return costs
   end
   local some, is_less = {}, false
   for shape, cost in pairs(costs) do
-    if cost[1] <= blocks then
+    if forecasts.use_of(cost) <= blocks then
       some[shape] = cost
     else
       is_less = true
@@ -76,7 +76,7 @@ end
 local function used_blocks()
   local blocks = 0
   for _, engine in pairs(all_engines()) do
-    blocks = blocks + engine.ub
+    blocks = blocks + engine.use
   end
   return blocks
 end
@@ -101,7 +101,7 @@ local function hold_for(entry, costs, walk)
   if meta.hard > 0 and tenant_of(entry.tenant).hard == 0 and next(costs) then
     local most = 0
     for _, cost in pairs(costs) do
-      most = max(most, cost[1])
+      most = max(most, forecasts.use_of(cost))
     end
     walk.kept[entry.rid] = most
   end
@@ -131,7 +131,7 @@ local function keep_free(entry, costs, walk)
   hold_for(entry, costs, walk)
   local engine = pinned[entry.rid]
   if is_below and engine then
-    walk.claimed[tenant.name] = claimed + costs[engine.shape][1]
+    walk.claimed[tenant.name] = claimed + forecasts.use_of(costs[engine.shape])
   end
 end
 
@@ -148,23 +148,13 @@ local function count_bypasses(walk)
   end
 end
 
-local function costs_at_least(costs, misfit)
-  for shape, cost in pairs(costs) do
-    local other = misfit[shape]
-    if not other or cost[1] < other[1] or cost[2] < other[2] or cost[3] < other[3] then
-      return false
-    end
-  end
-  return true
-end
-
--- Whether it costs as much as one that fitted nowhere in this walk: no need to look.
+-- Whether it needs as much room as one that fitted nowhere in this walk: no need to look.
 local function is_misfit(entry, walk)
   if pinned[entry.rid] then
     return false
   end
   for _, misfit in ipairs(walk.misfits) do
-    if misfit.owner.mask == entry.owner.mask and costs_at_least(entry.costs, misfit.costs) then
+    if misfit.owner.mask == entry.owner.mask and needs_as_much(entry, misfit) then
       return true
     end
   end
@@ -178,14 +168,14 @@ local function hold(entry, engine, forced)
   meta.gseq = meta.gseq + 1
   meta.tie = meta.tie + 1
   slot.u = slot.u .. unseen_entry(meta.gseq, entry.rid, cost)
-  add_to_slot(slot, engine, cost[1], cost[2], cost[3], 1)
+  add_to_slot(slot, engine, cost[1], cost[2], cost[3], 1, forecasts.use_of(cost), cost[4])
   serve(tenant_of(entry.tenant), entry.work)
   count('grants')
   local gseq, seq, rank = int(meta.gseq), int(entry.seq), int(entry.rank)
   call('HSET', K.unseen, entry.rid, table.concat({ entry.pid, gseq, seq, rank }, SEPARATOR))
   push(
     entry, 'engine', engine.id, 'seq', seq, 'gseq', gseq, 'shape', engine.shape,
-    'cost', int(cost[1]) .. ':' .. int(cost[2]) .. ':' .. int(cost[3]),
+    'cost', forecasts.text_of_price(cost),
     'tenant', entry.tenant, 'rank', rank, 'forced', forced or ''
   )
 end

@@ -1,7 +1,7 @@
 -- inspect: the parts that view sums up. ARGV: 3 most entries of the heads of the flows.
 --
 -- Adds: leases (process, ms left); slots (process, engine, tenant, sums, unacknowledged grants); orphans (process,
--- engine, tenant, sums, age in ms); the first of each flow by class and tenant, then the second of each, and so on
+-- engine, tenant, sums, age in ms), sums being blocks, seqs, prefill tokens, reservations, blocks used, forecast; the first of each flow by class and tenant, then the second of each, and so on
 -- (process, request, seq, wait in ms, bypasses, tenant, class); how many are parked.
 
 local head_max = whole(3)
@@ -20,12 +20,15 @@ listed = call('HGETALL', K.slots)
 for place = 1, #listed, 2 do
   local slot = read_slot(listed[place], listed[place + 1])
   local _, sums = split_unseen(slot.u, 0)
-  holdings[#holdings + 1] = { slot.pid, slot.id, slot.name, slot.b, slot.s, slot.p, slot.n, sums[4] }
+  holdings[#holdings + 1] = {
+    slot.pid, slot.id, slot.name, slot.b, slot.s, slot.p, slot.n, slot.use, forecasts.text(slot.f), sums[4],
+  }
 end
 for _, id in ipairs(call('HKEYS', K.orphans)) do
   for _, orphan in ipairs(read_orphans(id).list) do
     orphans[#orphans + 1] = {
-      orphan[1], id, orphan[8], orphan[3], orphan[4], orphan[5], orphan[6], now - orphan[2],
+      orphan[1], id, orphan[8], orphan[3], orphan[4], orphan[5], orphan[6], orphan[9], forecasts.text(orphan[10]),
+      now - orphan[2],
     }
   end
 end

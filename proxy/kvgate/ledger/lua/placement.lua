@@ -1,8 +1,8 @@
 -- On which engine does an entry start, and for which engine does one that fits nowhere wait? The rules are those of
--- `kvgate_policies.placement`, for the engines that the owner of the entry uses. Loads are quotients of integers, so
--- they compare here as they do there.
+-- `kvgate_policies.placement`, for the engines that the owner of the entry uses. Loads are quotients of integers, or
+-- with forecasts the same operations on the same doubles, so they compare here as they do there.
 
-local by_order, place, least_loaded, to_pin, could_use, could_start, never_fits
+local by_order, place, least_loaded, to_pin, needs_as_much, could_use, could_start, never_fits
 
 (function() -- the rest is its own (README)
 
@@ -18,16 +18,27 @@ local function prefill_fits(cost, engine)
   return engine.up <= 0 or engine.up + cost[3] <= engine.prefill
 end
 
--- Whether the request could start there now. An engine that holds nothing takes what it covers.
-local function fits(cost, engine)
-  if engine.n == 0 then
-    return covers(cost, engine)
-  end
-  return engine.us + cost[2] <= engine.seqs and prefill_fits(cost, engine)
+-- Blocks that are counted there once the cost is added.
+local function blocks_after(cost, engine, z)
+  return forecasts.blocks_taken(engine.ub + cost[1], forecasts.of(engine), cost[4], z)
 end
 
-local function load_of(engine, blocks, seqs)
-  return max((engine.ub + blocks) / max(engine.blocks, 1), (engine.us + seqs) / max(engine.seqs, 1))
+-- What is counted there once the request started, nil when it could not start now. An engine that holds nothing takes
+-- what it covers.
+local function fits(cost, engine, z)
+  if engine.n == 0 then
+    return covers(cost, engine) and blocks_after(cost, engine, z)
+  end
+  if forecasts.is_full(engine, cost, z) or not covers(cost, engine) or engine.us + cost[2] > engine.seqs
+    or not prefill_fits(cost, engine) then
+    return nil
+  end
+  return forecasts.blocks_within(engine, engine.ub + cost[1], cost[4], z)
+end
+
+-- `after` are the blocks that are counted there then.
+local function load_of(engine, after, seqs)
+  return max(after / max(engine.blocks, 1), (engine.us + seqs) / max(engine.seqs, 1))
 end
 
 function by_order(one, other)
@@ -45,23 +56,41 @@ local function in_turn(equals)
   return equals[meta.tie % #equals + 1]
 end
 
--- The engine to start on: of those that fit at these prices the least loaded after placement; nil when none.
+-- The first engine that it prefers and that is not much fuller than the least loaded one; nil when none.
+local function preferred(entry, loads, least)
+  for _, id in ipairs(least and entry.prefer or {}) do
+    if loads[id] and loads[id] <= least + POLICIES.prefer_margin then
+      return engine_of(id)
+    end
+  end
+  return nil
+end
+
+-- The engine to start on: of those that fit at these prices one that it prefers, or the least loaded after placement;
+-- nil when none.
 function place(entry, costs)
-  local least, equals = nil, nil
+  local least, equals, z = nil, nil, entry.deviations
+  local loads, is_soft = entry.prefer and {}, forecasts.has(costs)
   for _, engine in pairs(all_engines()) do
     local cost = costs[engine.shape]
     -- Most engines of a busy pool lack the blocks: that is asked first, and here, as it is asked of each.
-    if cost and (engine.ub + cost[1] <= engine.blocks) and (not engine.pin or engine.pin == entry.rid)
-      and fits(cost, engine) and usable(entry, engine) then
-      local load = load_of(engine, cost[1], cost[2])
-      if not least or load < least then
-        least, equals = load, { engine }
-      elseif load == least then
-        equals[#equals + 1] = engine
+    if cost and (is_soft or not engine.is_plain or engine.ub + cost[1] <= engine.open)
+      and (not engine.pin or engine.pin == entry.rid) then
+      local after = fits(cost, engine, z)
+      if after and usable(entry, engine) then
+        local load = load_of(engine, after, cost[2])
+        if not least or load < least then
+          least, equals = load, { engine }
+        elseif load == least then
+          equals[#equals + 1] = engine
+        end
+        if loads then
+          loads[engine.id] = load
+        end
       end
     end
   end
-  return in_turn(equals)
+  return (loads and preferred(entry, loads, least)) or in_turn(equals)
 end
 
 -- The engine for one that starts whatever is reserved: the least loaded of all that its owner uses, pinned ones too.
@@ -70,7 +99,7 @@ function least_loaded(entry, avoids)
   for _, engine in pairs(all_engines()) do
     local cost = entry.costs[engine.shape]
     if cost and byte(entry.owner.mask, engine.no) == 50 and not (avoids and avoids[engine.id]) then
-      local load = load_of(engine, cost[1], cost[2])
+      local load = load_of(engine, blocks_after(cost, engine, entry.deviations), cost[2])
       if not least or load < least then
         least, equals = load, { engine }
       elseif load == least then
@@ -82,7 +111,7 @@ function least_loaded(entry, avoids)
 end
 
 -- The largest part of a capacity to be given back before the cost fits; 0 when it fits now.
-local function missing(engine, cost)
+local function missing(engine, cost, z)
   if engine.n == 0 then
     return 0
   end
@@ -92,7 +121,7 @@ local function missing(engine, cost)
   end
   return max(
     0,
-    (engine.ub + cost[1] - engine.blocks) / max(engine.blocks, 1),
+    (blocks_after(cost, engine, z) - engine.open) / max(engine.blocks, 1),
     (engine.us + cost[2] - engine.seqs) / max(engine.seqs, 1),
     prefill
   )
@@ -111,19 +140,45 @@ end
 -- The engine that will fit an entry soonest at these prices, of those that are free, and with `place_of` of those that
 -- are pinned by one without a place, or with one behind its own.
 function to_pin(entry, costs, place_of)
-  local best
+  local best, z = nil, entry.deviations
   for _, engine in pairs(all_engines()) do
     local cost = costs[engine.shape]
     local free = not engine.pin
       or (place_of and (not place_of[engine.pin] or place_of[engine.pin] > place_of[entry.rid]))
     if cost and free and usable(entry, engine) and covers(cost, engine) then
-      local candidate = { engine = engine, missing = missing(engine, cost), load = load_of(engine, 0, 0) }
+      local now_taken = forecasts.blocks_taken(engine.ub, forecasts.of(engine), nil, z)
+      local candidate = { engine = engine, missing = missing(engine, cost, z), load = load_of(engine, now_taken, 0) }
       if not best or is_sooner(candidate, best) then
         best = candidate
       end
     end
   end
   return best and best.engine
+end
+
+-- Whether one leaves at least as many deviations free as the other.
+local function leaves_as_much(z, other)
+  for place = 1, z == other and 0 or #z do
+    if z[place] < other[place] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Whether an entry needs as much room as another on every engine it is priced for.
+function needs_as_much(entry, other_entry)
+  if not leaves_as_much(entry.deviations, other_entry.deviations) then
+    return false
+  end
+  for shape, cost in pairs(entry.costs) do
+    local other = other_entry.costs[shape]
+    if not other or cost[1] < other[1] or cost[2] < other[2] or cost[3] < other[3]
+      or not forecasts.is_at_least(cost, other) then
+      return false
+    end
+  end
+  return true
 end
 
 function could_use(entry, costs, engine)

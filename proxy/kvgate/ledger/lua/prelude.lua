@@ -53,15 +53,6 @@ local function names(index)
   return list, index + 1 + #list
 end
 
--- Prices from `index` to the end: shape, blocks, seqs, prefill tokens, and so on.
-local function prices(index)
-  local costs = {}
-  for place = index, #ARGV, 4 do
-    costs[ARGV[place]] = { whole(place + 1), whole(place + 2), whole(place + 3) }
-  end
-  return costs
-end
-
 local function set_of(list)
   local set = {}
   for _, name in ipairs(list or {}) do

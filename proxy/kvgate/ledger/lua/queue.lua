@@ -15,25 +15,28 @@ local entries, entries_changed = {}, {}
 local windows = {} -- of each flow, the first members as far as they were read
 local WINDOW = 12 -- members read at a time: a call that makes one grant looks at about that many
 local CLASS_DIGITS = { '1', '2', '3' }
-local COSTS_AT = 11 -- where the prices begin in a packed record
+local COSTS_AT = 13 -- where the prices begin in a packed record
 
 local function unpack_entry(rid, packed)
   local a = cmsgpack.unpack(packed)
   local costs = {}
-  for place = COSTS_AT, #a, 4 do
-    costs[a[place]] = { a[place + 1], a[place + 2], a[place + 3] }
+  for place = COSTS_AT, #a, 5 do
+    costs[a[place]] = { a[place + 1], a[place + 2], a[place + 3], a[place + 4] or nil }
   end
   return {
     rid = rid, pid = a[1], seq = a[2], since = a[3], bypasses = a[4], avoid = a[5],
-    tenant = a[6], class = a[7], rank = a[8], work = a[9], tokens = a[10], costs = costs,
+    tenant = a[6], class = a[7], rank = a[8], work = a[9], tokens = a[10], prefer = a[11], z = a[12], costs = costs,
   }
 end
 
 local function pack_entry(e)
-  local a = { e.pid, e.seq, e.since, e.bypasses, e.avoid, e.tenant, e.class, e.rank, e.work, e.tokens }
+  local a = {
+    e.pid, e.seq, e.since, e.bypasses, e.avoid, e.tenant, e.class, e.rank, e.work, e.tokens, e.prefer, e.z,
+  }
   for shape, cost in pairs(e.costs) do
     local place = #a
     a[place + 1], a[place + 2], a[place + 3], a[place + 4] = shape, cost[1], cost[2], cost[3]
+    a[place + 5] = cost[4] or false
   end
   return cmsgpack.pack(a)
 end
@@ -52,10 +55,12 @@ function rid_of(member)
   return member:sub(member:find(SEPARATOR, 3, true) + 35)
 end
 
--- Add what the decisions need: the owner (`NOBODY` when it is gone), the avoided engines as a set, and its flow.
+-- Add what the decisions need: the owner (`NOBODY` when it is gone), the avoided engines as a set, the deviations that
+-- are left free beside forecasts, and its flow.
 function equip(entry)
   entry.owner = process_of(entry.pid) or NOBODY
   entry.avoids = entry.avoid and set_of(entry.avoid)
+  entry.deviations = forecasts.read_z(entry.z)
   entry.flow = flow_key(entry.class, entry.tenant)
   return entry
 end

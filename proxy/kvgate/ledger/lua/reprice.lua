@@ -1,7 +1,7 @@
 -- reprice: replace the prices of one that waits. ARGV: 3 request; then the prices, as for reserve.
 -- It may start, or be told in the stream that it never will.
 
-local rid, costs = ARGV[3], prices(4)
+local rid, costs = ARGV[3], forecasts.prices(4)
 
 begin()
 local entry = entry_of(rid)

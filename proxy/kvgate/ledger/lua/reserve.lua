@@ -2,8 +2,9 @@
 --
 -- ARGV: 3 request, 4 seq ('' for a new one), 5 how many of the tenant may wait, 6 ack ('' when not said), 7 tenant,
 -- 8 class, 9 work, 10 tokens, 11 rank from now (ms; '' for one by arrival), 12 rank kept with `seq`, 13 force, 14 let
--- in already (1 or 0 each), 15 number of engines to avoid and their ids; then the prices: shape, blocks, seqs,
--- prefill tokens, for each shape.
+-- in already (1 or 0 each), 15 deviations left free at each point of the grid ('' for the default), 16 number of
+-- engines to avoid and their ids, then of engines that it prefers and theirs; then the prices: shape, blocks, seqs,
+-- prefill tokens, forecast ('' for a guaranteed one), for each shape.
 -- Idempotent for a request that is queued, or was granted above `ack`. A refusal leaves nothing behind, and spends
 -- nothing. What is answered when stands in `kvgate.ledger.core`.
 -- Adds: 'queued', the seq and the rank (the grant, if there is one, is in the stream); 'rate', the budget and the ms
@@ -16,8 +17,11 @@ local ack = ARGV[6] ~= '' and whole(6)
 local class, work, tokens = whole(8), whole(9), whole(10)
 local rank_in = ARGV[11] ~= '' and whole(11)
 local rank_kept, is_forced, is_let_in = whole(12), whole(13) == 1, whole(14) == 1
-local avoid, prices_at = names(15)
-local costs = prices(prices_at)
+local z = ARGV[15] ~= '' and ARGV[15]
+forecasts.read_z(z)
+local avoid, prefer_at = names(16)
+local prefer, prices_at = names(prefer_at)
+local costs = forecasts.prices(prices_at)
 
 begin()
 if not has_lease(mine) then
@@ -85,7 +89,8 @@ local function new_entry()
   local rank = ARGV[4] ~= '' and rank_kept or (rank_in and now + rank_in or 0)
   return {
     rid = rid, pid = mine, seq = seq, since = now, bypasses = 0, avoid = avoid[1] and avoid or false,
-    tenant = tenant.name, class = class, rank = rank, work = work, tokens = tokens, costs = costs,
+    tenant = tenant.name, class = class, rank = rank, work = work, tokens = tokens,
+    prefer = prefer[1] and prefer or false, z = z, costs = costs,
   }
 end
 

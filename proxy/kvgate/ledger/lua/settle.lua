@@ -6,16 +6,16 @@
 -- what it held: a part that its engine shows free is free for a moment only.
 -- It is counted in sequences: a sequence that runs is one that was reserved, whereas of its blocks only a part is
 -- in use before its end, so that an excess in blocks hides behind live sums. Blocks serve where the engine does not
--- tell its sequences; they err on the low side.
+-- tell its sequences, those of a forecast as many as it has now; they err on the low side.
 
 local id, in_use = ARGV[3], whole(4)
 local there = ARGV[5] and whole(5)
 
--- Of a part of the sums (3 blocks, 4 sequences), what all orphans of a list hold.
-local function orphaned(list, part)
+-- What all orphans of a list hold: sequences, or blocks.
+local function orphaned(list, in_seqs)
   local sum = 0
   for _, orphan in ipairs(list) do
-    sum = sum + orphan[part]
+    sum = sum + (in_seqs and orphan[4] or forecasts.blocks_now(orphan[3], orphan[10]))
   end
   return sum
 end
@@ -30,8 +30,8 @@ local engine, record = engine_of(id), read_orphans(id)
 if not engine or not record.list[1] or (record.excess and now - record.read < SETTLE_GAP_MS) then
   return finish()
 end
-local held = orphaned(record.list, there and 4 or 3)
-local live = (there and engine.us or engine.ub) - held
+local held = orphaned(record.list, there)
+local live = (there and engine.us or forecasts.blocks_now(engine.ub, forecasts.of(engine))) - held
 local nothing = next_to_nothing(held, there and live or engine.blocks)
 local before = record.excess
 record.excess, record.read = max(0, (there or in_use) - live), now

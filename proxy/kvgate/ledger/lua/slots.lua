@@ -1,8 +1,10 @@
 -- Slots: what one process holds on one engine for one tenant. The sums of an engine and the use of a tenant both
 -- change with a slot, so whatever heals a slot heals them. `u` lists the grants in it that the process has not
 -- acknowledged: gseq, request, cost. `holdings` lists the slots of each process.
+--
+-- Sums are blocks (at the peak), seqs, prefill tokens, reservations, blocks that the tenant is said to use, and `f`.
 
-local read_slot, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot,
+local read_slot, sums_of, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot,
   unseen_entry, split_unseen, drop_unseen, write_slots
 
 (function() -- the rest is its own (README)
@@ -11,12 +13,17 @@ local slots, slots_changed = {}, {}
 
 function read_slot(key, packed)
   local pid, id, name = key:match('^([^\1]+)\1([^\1]+)\1(.+)$')
-  local slot = { key = key, pid = pid, id = id, name = name, b = 0, s = 0, p = 0, n = 0, u = '', is_new = true }
+  local slot = { key = key, pid = pid, id = id, name = name, b = 0, s = 0, p = 0, n = 0, use = 0, u = '', is_new = true }
   if packed then
     local a = cmsgpack.unpack(packed)
     slot.b, slot.s, slot.p, slot.n, slot.u, slot.is_new = a[1], a[2], a[3], a[4], a[5], false
+    slot.use, slot.f = a[6] or slot.b, a[7] or nil
   end
   return slot
+end
+
+function sums_of(slot)
+  return { slot.b, slot.s, slot.p, slot.n, slot.use, slot.f }
 end
 
 function slot_of(pid, id, name)
@@ -57,51 +64,63 @@ function changed_slot(slot)
   slots_changed[slot.key] = slot
 end
 
-function is_below_zero(b, s, p, n)
-  return b < 0 or s < 0 or p < 0 or n < 0 or (n == 0 and (b ~= 0 or s ~= 0 or p ~= 0))
+function is_below_zero(b, s, p, n, use, f)
+  return b < 0 or s < 0 or p < 0 or n < 0 or use < 0 or (n == 0 and (b ~= 0 or s ~= 0 or p ~= 0 or use ~= 0 or f))
+    or forecasts.is_below_zero(f, b)
 end
 
 -- Why a change of a slot and its engine's sums cannot be made; nil when it can.
-function objection(slot, engine, b, s, p, n)
-  if is_below_zero(slot.b + b, slot.s + s, slot.p + p, slot.n + n)
-    or is_below_zero(engine.ub + b, engine.us + s, engine.up + p, engine.n + n) then
+function objection(slot, engine, b, s, p, n, use, f)
+  if is_below_zero(slot.b + b, slot.s + s, slot.p + p, slot.n + n, slot.use + use, forecasts.add(slot.f, f))
+    or is_below_zero(
+      engine.ub + b, engine.us + s, engine.up + p, engine.n + n, engine.use + use,
+      forecasts.add(forecasts.of(engine), f)
+    ) then
     return string.format(
-      'engine %s: %s/%s/%s of %s in all, %s/%s/%s of %s of this process for %s, to be changed by %s/%s/%s of %s',
-      engine.id, int(engine.ub), int(engine.us), int(engine.up), int(engine.n),
-      int(slot.b), int(slot.s), int(slot.p), int(slot.n), slot.name, int(b), int(s), int(p), int(n)
+      'engine %s: %s/%s/%s of %s (%s) in all, %s/%s/%s of %s (%s) of this process for %s, to be changed by %s/%s/%s of %s (%s)',
+      engine.id, int(engine.ub), int(engine.us), int(engine.up), int(engine.n), forecasts.text(forecasts.of(engine)),
+      int(slot.b), int(slot.s), int(slot.p), int(slot.n), forecasts.text(slot.f), slot.name,
+      int(b), int(s), int(p), int(n), forecasts.text(f)
     )
   end
   return nil
 end
 
-function add_to_engine(engine, b, s, p, n)
+function add_to_engine(engine, b, s, p, n, use, f)
   engine.ub, engine.us, engine.up, engine.n = engine.ub + b, engine.us + s, engine.up + p, engine.n + n
+  engine.use, engine.f = engine.use + use, forecasts.add(forecasts.of(engine), f)
+  set_open(engine)
   changed_engine(engine)
-  if b < 0 or s < 0 or p < 0 or n < 0 then
+  if b < 0 or s < 0 or p < 0 or n < 0 or forecasts.is_below_zero(f, b) then
     stirred = true
   end
 end
 
 -- Change a slot and with it the sums of its engine and its tenant's use. The caller asked `objection` where
 -- something could be below zero.
-function add_to_slot(slot, engine, b, s, p, n)
+function add_to_slot(slot, engine, b, s, p, n, use, f)
   slot.b, slot.s, slot.p, slot.n = slot.b + b, slot.s + s, slot.p + p, slot.n + n
+  slot.use, slot.f = slot.use + use, forecasts.add(slot.f, f)
   changed_slot(slot)
-  add_to_engine(engine, b, s, p, n)
-  add_to_tenant(tenant_of(slot.name), b, n)
+  add_to_engine(engine, b, s, p, n, use, f)
+  add_to_tenant(tenant_of(slot.name), use, n)
 end
 
 function unseen_entry(gseq, rid, cost)
-  return table.concat({ int(gseq), rid, int(cost[1]), int(cost[2]), int(cost[3]) }, SEPARATOR) .. '\2'
+  return table.concat({ int(gseq), rid, int(cost[1]), int(cost[2]), int(cost[3]), forecasts.text_of(cost) }, SEPARATOR) .. '\2'
 end
 
 -- Split the unacknowledged grants of a slot: text and sums of those above `ack`, request → gseq of the others.
 function split_unseen(text, ack)
-  local kept, sums, read = {}, { 0, 0, 0, 0 }, {}
-  for entry, gseq, rid, b, s, p in text:gmatch('((%d+)\1([^\1]+)\1(%d+)\1(%d+)\1(%d+)\2)') do
+  local kept, sums, read = {}, { 0, 0, 0, 0, 0 }, {}
+  for entry, gseq, rid, b, s, p, f in text:gmatch('((%d+)\1([^\1]+)\1(%d+)\1(%d+)\1(%d+)\1([^\2]*)\2)') do
     if tonumber(gseq) > ack then
       kept[#kept + 1] = entry
-      sums = { sums[1] + b, sums[2] + s, sums[3] + p, sums[4] + 1 }
+      local cost = { tonumber(b), tonumber(s), tonumber(p), forecasts.read(f) }
+      sums = {
+        sums[1] + cost[1], sums[2] + cost[2], sums[3] + cost[3], sums[4] + 1, sums[5] + forecasts.use_of(cost),
+        forecasts.add(sums[6], cost[4]),
+      }
     else
       read[rid] = gseq
     end
@@ -143,7 +162,11 @@ function write_slots()
       call('HDEL', K.slots, key)
       call('ZREM', K.holdings, key)
     else
-      call('HSET', K.slots, key, cmsgpack.pack({ slot.b, slot.s, slot.p, slot.n, slot.u }))
+      local a = { slot.b, slot.s, slot.p, slot.n, slot.u }
+      if slot.use ~= slot.b or slot.f then
+        a[6], a[7] = slot.use, slot.f
+      end
+      call('HSET', K.slots, key, cmsgpack.pack(a))
       if slot.is_new then
         call('ZADD', K.holdings, 0, key)
       end

@@ -171,7 +171,7 @@ function read_tenants(names_read)
   end
 end
 
--- Change what a tenant holds. When it becomes less, those of its flows that were at their limit may go on.
+-- Change what a tenant uses. When it becomes less, those of its flows that were at their limit may go on.
 function add_to_tenant(tenant, blocks, reservations)
   local was_below = is_below_guarantee(tenant)
   tenant.use, tenant.n = tenant.use + blocks, tenant.n + reservations

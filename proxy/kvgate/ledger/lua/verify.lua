@@ -47,10 +47,10 @@ end
 -- Sums: of each engine, its slots and its orphans.
 local function check_sums()
   local sums, listed = {}, 0
-  local function add_sums(id, b, s, p, n)
-    expect(not is_below_zero(b, s, p, n), 'engine %s: a part of %s/%s/%s of %s', id, b, s, p, n)
-    local sum = sums[id] or { 0, 0, 0, 0 }
-    sums[id] = { sum[1] + b, sum[2] + s, sum[3] + p, sum[4] + n }
+  local function add_sums(id, b, s, p, n, use, f)
+    expect(not is_below_zero(b, s, p, n, use, f), 'engine %s: a part of %s/%s/%s of %s (%s)', id, b, s, p, n, forecasts.text(f))
+    local sum = sums[id] or { 0, 0, 0, 0, 0 }
+    sums[id] = { sum[1] + b, sum[2] + s, sum[3] + p, sum[4] + n, sum[5] + use, forecasts.add(sum[6], f) }
   end
   local function check_unseen(text)
     local _, _, grants = split_unseen(text, 2 ^ 53)
@@ -64,10 +64,10 @@ local function check_sums()
     local slot = read_slot(key, packed)
     expect(known[slot.pid], 'engine %s: sums of process %s, which is not known', slot.id, slot.pid)
     expect(holdings[key], 'engine %s: sums of process %s for %s, not listed', slot.id, slot.pid, slot.name)
-    add_sums(slot.id, slot.b, slot.s, slot.p, slot.n)
+    add_sums(slot.id, unpack(sums_of(slot), 1, 6))
     check_unseen(slot.u)
     local use = uses[slot.name] or { 0, 0 }
-    uses[slot.name] = { use[1] + slot.b, use[2] + slot.n }
+    uses[slot.name] = { use[1] + slot.use, use[2] + slot.n }
     number = number + 1
   end
   expect(size(holdings) == number, '%s slots are listed, and there are %s', size(holdings), number)
@@ -85,17 +85,22 @@ local function check_sums()
   for id in pairs(pairs_of(K.orphans)) do
     expect(meta.hold > 0, 'engine %s: orphans that nobody will drop', id)
     for _, orphan in ipairs(read_orphans(id).list) do
-      add_sums(id, orphan[3], orphan[4], orphan[5], orphan[6])
+      add_sums(id, orphan[3], orphan[4], orphan[5], orphan[6], orphan[9], orphan[10])
       check_unseen(orphan[7])
     end
   end
   expect(size(unseen) <= listed, '%s unacknowledged grants are listed, and the parts have %s', size(unseen), listed)
   for id, e in pairs(all_engines()) do
-    local sum = sums[id] or { 0, 0, 0, 0 }
+    local sum = sums[id] or { 0, 0, 0, 0, 0 }
     expect(
       sum[1] == e.ub and sum[2] == e.us and sum[3] == e.up and sum[4] == e.n,
       'engine %s: %s/%s/%s of %s, but its parts sum up to %s/%s/%s of %s',
       id, e.ub, e.us, e.up, e.n, sum[1], sum[2], sum[3], sum[4]
+    )
+    expect(
+      sum[5] == e.use and not forecasts.add(sum[6], forecasts.of(e), -1),
+      'engine %s: forecasts of %s blocks (%s), but its parts sum up to %s (%s)',
+      id, e.use, forecasts.text(forecasts.of(e)), sum[5], forecasts.text(sum[6])
     )
     sums[id] = nil
   end

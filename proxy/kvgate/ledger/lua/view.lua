@@ -1,6 +1,6 @@
 -- view: a snapshot. ARGV: 3 most tenants. Adds: how many wait; the longest wait (ms) of the tenants that are listed;
--- the engines (id, shape, blocks, seqs, prefill tokens, used by anyone, the sums, pinned by) in their order; the
--- counters; the tenants (name, rules, blocks, guarantee and limit in blocks, reservations, how many wait, the longest
+-- the engines (id, shape, blocks, seqs, prefill tokens, used by anyone, blocks that may be filled or '', the sums as in
+-- `inspect`, pinned by) in their order; the counters; the tenants (name, rules, blocks, guarantee and limit in blocks, reservations, how many wait, the longest
 -- wait of the first of its flows in ms, service). Those that wait or hold something first, then by name the others
 -- that have rules, where these are not more than NAMED_MAX.
 
@@ -35,7 +35,8 @@ end
 table.sort(listed, by_order)
 for place_in_order, e in ipairs(listed) do
   rows[place_in_order] = {
-    e.id, e.shape, e.blocks, e.seqs, e.prefill, is_used(e), e.ub, e.us, e.up, e.n, e.pin or '',
+    e.id, e.shape, e.blocks, e.seqs, e.prefill, is_used(e), e.usable or '', e.ub, e.us, e.up, e.n, e.use, forecasts.text(forecasts.of(e)),
+    e.pin or '',
   }
 end
 
