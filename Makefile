@@ -20,6 +20,7 @@ up: $(STAMP)  ## the compose file's cpu profile as processes, until Ctrl-C
 	@$(BIN)/python deploy/up.py
 
 test: check  ## everything that runs without a real vLLM
+	@$(BIN)/python tests/e2e/console/browser.py  # brings a Chromium where there is none
 	$(BIN)/pytest -m "not vllm" --reruns 1 -raR --ignore=tests/unit tests
 
 test-vllm: $(STAMP)  ## acceptance against the real vLLM CPU wheel (environment cached outside the checkout)

@@ -106,7 +106,7 @@ async def _tell(
     shape: Shape, keys: dict[str, str], prometheus: str | None, http: aiohttp.ClientSession
 ) -> None:
     for gate in shape.gates:
-        print(f"{gate.name:12}http://{HOST}:{gate.port}/v1    admin http://{HOST}:{gate.admin_port}/metrics")
+        print(f"{gate.name:12}http://{HOST}:{gate.port}/v1    admin http://{HOST}:{gate.admin_port}/console")
     print(f"{'keys':12}{', '.join(f'{tenant}: {key}' for tenant, key in keys.items())}")
     print(f"{'policy':12}{POLICY}, read again when it is saved")
     if prometheus is None:

@@ -14,9 +14,9 @@ from kvgate_policies.feedback import Trust, trust_step
 from kvgate_policies.forecast import Lengths
 from kvgate_policies.forecast_fit import RISK_DEFAULT, load, z_of
 from kvgate_policies.forecast_occupancy import forecast_occupancy
-from kvgate_policies.occupancy import NOTHING, SCALE, Occupancy, guaranteed
 from kvgate_policies.forecast_revocation import Revocable, to_revoke
 from kvgate_policies.forecast_survival import Survival, never_ends
+from kvgate_policies.occupancy import NOTHING, SCALE, Occupancy, guaranteed
 
 SCRAPE_S = 1.0
 

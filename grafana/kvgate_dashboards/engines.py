@@ -15,6 +15,7 @@ COLOURS = {
     "draining": "purple",
     "trial": p.YELLOW,
     "suspended": p.ORANGE,
+    "stalled": "dark-orange",
     "down": p.RED,
     "error": "dark-red",
     "unknown": p.GREY,
@@ -52,8 +53,9 @@ def _state() -> list[p.PanelBuilder]:
             About(
                 "State",
                 "Of each engine, as the processes of kvgate see it; where they disagree, the worst.",
-                "down: look at the engine. suspended: it answers without tokens, as when it shuts down. trial: it "
-                "failed requests and gets one at a time. error: /admin/engines says why.",
+                "down: look at the engine. suspended: it answers without tokens, as when it shuts down. stalled: it "
+                "has requests and makes no tokens: restart it. trial: it failed requests and gets one at a time. "
+                "error: /admin/engines says why.",
                 "Engine stalled",
                 16,
                 7,
@@ -133,12 +135,47 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Capacity",
-                "Blocks the ledger may reserve.",
-                "A step: the engine restarted with other settings. Tenants' guarantees and limits moved with it.",
+                "Blocks the ledger may reserve, and those it fills at present.",
+                "A step: the engine restarted with other settings. Tenants' guarantees and limits moved with it. "
+                "Usable below it: see Trust.",
             ),
             p.BLOCKS,
-            [Ask(CAPACITY, "{{engine}}")],
+            [Ask(CAPACITY, "{{engine}}"), Ask(q.now(c.USABLE_BLOCKS, "engine"), "{{engine}}: usable")],
             steps=True,
+        ),
+        p.lines(
+            About(
+                "Trust",
+                "What the engine's own numbers take from its capacity: trust (lowered by preemptions), and bias (it "
+                "uses so many times what it should).",
+                "Both 1 when all is well. Trust below 1: it preempts. Bias above 1: prices are too low.",
+                "Preemptions",
+            ),
+            p.PLAIN,
+            [
+                Ask(q.now(c.ENGINE_TRUST, "engine"), "{{engine}}: trust"),
+                Ask(q.now(c.ENGINE_BIAS, "engine"), "{{engine}}: bias"),
+            ],
+        ),
+        p.lines(
+            About(
+                "Foreign",
+                "Blocks in use that requests of the ledger cannot account for. They are charged against the capacity.",
+                "Above 0: somebody sends requests to the engine beside kvgate.",
+                "Drift",
+            ),
+            p.BLOCKS,
+            [Ask(q.now(c.ENGINE_FOREIGN, "engine"), "{{engine}}")],
+        ),
+        p.lines(
+            About(
+                "Age of its numbers",
+                "Since the engine's own numbers were last new.",
+                "Above 15 s: they count for nothing, the ledger goes by its own sums. /admin/engines has last_error.",
+                "Metrics of an engine are old",
+            ),
+            p.SECONDS,
+            [Ask(q.now(c.ENGINE_GAUGES_AGE, "engine"), "{{engine}}")],
         ),
         p.lines(
             About(
@@ -151,6 +188,17 @@ def _blocks() -> list[p.PanelBuilder]:
                 Ask(q.per_second(c.BYPASSES, "pool"), "{{pool}}: passed"),
                 Ask(q.per_second(c.PINS, "pool"), "{{pool}}: kept free"),
             ],
+        ),
+        p.lines(
+            About(
+                "Shared",
+                "Blocks that running requests hold and others have reserved, because their prompts begin alike: what "
+                "reservations are smaller by.",
+                "0 with prefix_sharing on: nothing is alike, or token ids are not known (prompt_tokens: learned).",
+                width=24,
+            ),
+            p.BLOCKS,
+            [Ask(q.now(c.SHARED_BLOCKS, "engine"), "{{engine}}")],
         ),
     ]
 
@@ -213,6 +261,17 @@ def _troubles() -> list[p.PanelBuilder]:
             p.REQUESTS_S,
             [Ask(q.per_second(c.ENGINE_PREEMPTIONS, "pool", "engine"), "{{engine}}")],
             ((None, p.GREEN), (0.001, p.RED)),
+        ),
+        p.lines(
+            About(
+                "Stalls",
+                "Times an engine was found to have requests and to make no tokens.",
+                "Its core hangs behind a server that answers. Restart it.",
+                "Engine stalled",
+            ),
+            p.COUNT,
+            [Ask(q.counted(c.ENGINE_STALLS, "pool", "engine"), "{{engine}}")],
+            ((None, p.GREEN), (1, p.RED)),
         ),
         p.lines(
             About(

@@ -387,4 +387,13 @@ def _machinery() -> list[p.PanelBuilder]:
             [Ask(q.counted(c.REQUEST_LOG_DROPPED), "missing")],
             ((None, p.GREEN), (1, p.ORANGE)),
         ),
+        p.lines(
+            About(
+                "Spans of traces",
+                "Over the time shown, by what became of them. Nothing where no traces are made.",
+                "failed, or ended far above exported: the collector is away or too slow. Requests are not affected.",
+            ),
+            p.COUNT,
+            [Ask(q.counted(c.TRACE_SPANS, "result"), "{{result}}")],
+        ),
     ]

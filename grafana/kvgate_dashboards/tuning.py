@@ -14,6 +14,7 @@ RESERVED, IN_USE, CAPACITY = (q.whole(m) for m in (c.RESERVED_BLOCKS, c.BLOCKS_I
 def board() -> Board:
     sections = (
         Section("Waste: reserved against used", _waste()),
+        Section("Forecasts", _forecasts()),
         Section("Output limits", _limits()),
         Section("Counting prompts", _counts()),
         Section("Refused, and what enforcing would do", _refused()),
@@ -60,6 +61,77 @@ def _waste() -> list[p.PanelBuilder]:
             ),
             p.SHARE,
             [Ask(f"(1 - {RESERVED} / {CAPACITY}) * on (pool) ({q.now(c.QUEUE_DEPTH)} > bool 0)", "{{pool}}")],
+        ),
+    ]
+
+
+def _forecasts() -> list[p.PanelBuilder]:
+    longer = q.per_second(c.FORECAST_CALIBRATION, "quantile", where='exceeded="yes"')
+    return [
+        p.lines(
+            About(
+                "Longer than forecast",
+                "Share of the answers that exceeded a quantile of the forecast at their grant.",
+                "Should be 0.5, 0.1 and 0.01. Above: answers became longer. Below: room is left unused. With "
+                "reservation: guaranteed it says how right forecasts would be.",
+                "Forecasts too low",
+            ),
+            p.SHARE,
+            [Ask(f"{longer} / {q.per_second(c.FORECAST_CALIBRATION, 'quantile')}", "above {{quantile}}")],
+        ),
+        p.lines(
+            About(
+                "Expected, at risk, in use",
+                "Blocks of the pool: what reservations should hold now, what a newcomer finds taken, what is in use, "
+                "what there is; and the peaks, if all got there.",
+                "At risk at the capacity: full, as meant. In use far above expected: see Drift.",
+                "Forecasts too low",
+            ),
+            p.BLOCKS,
+            [
+                Ask(q.whole(metric), legend)
+                for metric, legend in (
+                    (c.EXPECTED_BLOCKS, "expected"),
+                    (c.AT_RISK_BLOCKS, "at risk"),
+                    (c.BLOCKS_IN_USE, "in use"),
+                    (c.CAPACITY_BLOCKS, "capacity"),
+                    (c.PEAK_BLOCKS, "peaks"),
+                )
+            ],
+        ),
+        p.lines(
+            About(
+                "Guarded tenants",
+                "Tenants that reserve their peaks because their answers became longer.",
+                "Above 0 for minutes: few of their answers end. Have them set max_tokens.",
+                "Forecasts too low",
+            ),
+            p.COUNT,
+            [Ask(q.now(c.FORECAST_GUARDED), "{{pool}}")],
+            ((None, p.GREEN), (1, p.YELLOW)),
+        ),
+        p.bars(
+            About(
+                "Lengths that changed",
+                "Over the time shown: found longer than forecast, and known again after that.",
+                "Often for one tenant: its lengths can't be forecast. Give it reservation: guaranteed.",
+                "Forecasts too low",
+                width=12,
+            ),
+            p.COUNT,
+            [Ask(q.counted(c.FORECAST_CHANGES, "tenant", "change"), "{{tenant}}: {{change}}")],
+            ((None, p.BLUE),),
+        ),
+        p.lines(
+            About(
+                "Sent back to the queue",
+                "Running requests of class batch that were stopped for others.",
+                "Each lost its work. Steadily: lower risk.",
+                "Forecasts too low",
+                width=12,
+            ),
+            p.REQUESTS_S,
+            [Ask(q.per_second(c.FORECAST_REVOCATIONS, "pool"), "{{pool}}")],
         ),
     ]
 

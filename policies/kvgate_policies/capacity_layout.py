@@ -16,7 +16,6 @@ from kvgate_policies.capacity_dtypes import (
     token_bytes,
 )
 from kvgate_policies.capacity_groups import (
-    EVERY_TOKEN,
     Group,
     Page,
     group_layers,
@@ -24,6 +23,7 @@ from kvgate_policies.capacity_groups import (
     hybrid_block_tokens,
 )
 from kvgate_policies.capacity_setup import block_size_of, check_setup
+from kvgate_policies.kv_groups import EVERY_TOKEN
 from kvgate_policies.model_shape import Kind, ModelShapeError, only
 
 if TYPE_CHECKING:

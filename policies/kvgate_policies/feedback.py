@@ -53,15 +53,16 @@ class Trust:
     """When trust was last lowered."""
 
 
-def trust_step(trust: Trust, preemptions: float, now_s: float) -> Trust:
+def trust_step(trust: Trust, preemptions: float, now_s: float, *, explained: bool = False) -> Trust:
     """Trust after a scrape that read `preemptions` (a counter since the engine's start) at `now_s`.
 
-    The first reading, and one below the last (the engine restarted), only set where counting begins.
+    The first reading, and one below the last (the engine restarted), only set where counting begins. `explained`: the
+    engine serves others too, who are charged for as foreign blocks: its preemptions say nothing of the ledger's sums.
     """
     if trust.preemptions is None or preemptions < trust.preemptions:
         return Trust(trust.k, preemptions, now_s, trust.cut_s)
     if preemptions > trust.preemptions:
-        if now_s - trust.cut_s < TRUST_CUT_GAP_S:
+        if explained or now_s - trust.cut_s < TRUST_CUT_GAP_S:
             return Trust(trust.k, preemptions, now_s, trust.cut_s)
         return Trust(max(TRUST_MIN, trust.k * TRUST_CUT), preemptions, now_s, now_s)
     gained = trust.k + TRUST_GAIN_PER_S * max(now_s - trust.scraped_s, 0.0)

@@ -67,6 +67,11 @@ class Lengths:
             return True
         return self._pool.guarded and tenant not in self._vouched
 
+    @property
+    def guarded_names(self) -> frozenset[str]:
+        """Whose lengths have become longer than forecast and are not known well enough yet; `POOL` for all."""
+        return frozenset(name for name, record in self._records() if record.guarded)
+
     # Telling
 
     def start(self, tenant: str) -> int:
@@ -127,9 +132,19 @@ class Lengths:
 
     # Sharing
 
-    def statements(self) -> dict[str, list[float]]:
-        """What was counted here, by tenant and for the `POOL`: plain numbers, for a store or the other replicas."""
-        return {name: record.statement() for name, record in self._records()}
+    def statements(self, names: Iterable[str] | None = None) -> dict[str, list[float]]:
+        """What was counted here, by tenant and for the `POOL`: plain numbers, for a store or the other replicas.
+
+        Of these names alone, where some are given.
+        """
+        wanted = None if names is None else frozenset(names)
+        return {
+            name: record.statement() for name, record in self._records() if wanted is None or name in wanted
+        }
+
+    def marks(self) -> dict[str, int]:
+        """A number for each name that changes when its statement does."""
+        return {name: record.told for name, record in self._records()}
 
     def hear(self, statements: Iterable[Mapping[str, Sequence[float]]]) -> None:
         """Take the present statements of all other replicas, in place of those heard before.
@@ -145,6 +160,16 @@ class Lengths:
         for name, numbers in statements.items():
             record = self._pool if name == POOL else self._record(name)
             record.restore(numbers)
+        while len(self._tenants) > self._tenants_max:
+            self._tenants.popitem(last=False)
+
+    def adopt(self, statements: Mapping[str, Sequence[float]]) -> None:
+        """Count as one's own what a replica had counted that is gone. Raises ValueError for what is no statement.
+
+        Of an older era than one's own it is void; a newer one makes one's own count void, as when it is heard.
+        """
+        for name, numbers in statements.items():
+            (self._pool if name == POOL else self._record(name)).adopt(numbers)
         while len(self._tenants) > self._tenants_max:
             self._tenants.popitem(last=False)
 

@@ -24,9 +24,9 @@ covers what it has grown since the vector was made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
+from math import ceil
 
 from kvgate_policies.forecast_survival import LENGTH_MAX, Survival
 from kvgate_policies.kv_cost import blocks_after_prompt, price
@@ -39,7 +39,8 @@ CHANCE_MIN = 1e-6
 """A chance below this changes no number of a vector."""
 SHAPES_MAX = 64
 """Shapes of engines whose rule is kept at hand; a pool has one or two."""
-_INTERVALS = tuple(zip(GRID, (*GRID[1:], LENGTH_MAX), strict=True))
+_ENDS = (*GRID[1:], LENGTH_MAX)
+"""Where the interval that begins at each point of the grid is over."""
 
 Blocks = Callable[[int], int]
 """Blocks that all running sequences of one request hold once each has emitted so many tokens."""
@@ -61,29 +62,22 @@ def forecast_occupancy(
     """
     left_over = max(limit - generated, 1) + (0 if generated else lag_tokens)
     certain = max(generated, min(min_tokens, limit) - 1)
-    base = curve.log_alive(certain)
-    cut = _chance(curve, limit - 1, certain, base)
+    ahead = [tokens for tokens in GRID if tokens < left_over]
+    *alive, cut = curve.chances([*(generated + tokens for tokens in ahead), limit - 1], certain)
+    grown = [
+        blocks(min(generated + tokens + lag_tokens, limit)) for tokens in (*ahead, _ENDS[len(ahead) - 1])
+    ]
     means: list[int] = []
     variances: list[int] = []
-    right = blocks(min(generated + lag_tokens, limit))
-    for ahead, after in _INTERVALS:
-        if ahead >= left_over:
-            break
-        ending = max(_chance(curve, generated + ahead, certain, base) - cut, 0.0)
-        left, right = right, blocks(min(generated + after + lag_tokens, limit))
+    for chance, left, right in zip(alive, grown, grown[1:], strict=False):
+        ending = chance - cut if chance > cut else 0.0
         most = right if cut > CHANCE_MIN else left
         mean = ending * left + cut * most
-        means.append(math.ceil(mean * SCALE))
-        variances.append(
-            math.ceil(max(ending * left * left + cut * most * most - mean * mean, 0.0) * SCALE)
-        )
+        spread = ending * left * left + cut * most * most - mean * mean
+        means.append(ceil(mean * SCALE))
+        variances.append(ceil(spread * SCALE) if spread > 0.0 else 0)
     beyond = (0,) * (len(GRID) - len(means))
     return Occupancy((*means, *beyond), (*variances, *beyond))
-
-
-def _chance(curve: Survival, tokens: int, certain: int, base: float) -> float:
-    """That it emits more than `tokens`; sure up to `certain`, where log S is `base`."""
-    return math.exp(curve.log_alive(tokens) - base) if tokens > certain else 1.0
 
 
 def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
@@ -93,8 +87,11 @@ def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
     choice for the variance; call it with those still running once some have ended. Raises ValueError for n < 1.
     """
     if n == 1:
-        of_slots = _growing(shape)
-        return lambda generated: of_slots(prompt_tokens + max(generated, 1) - 1)
+        whole = _whole(shape)
+        if whole is None:
+            return lambda generated: blocks_after_prompt(shape, prompt_tokens + max(generated, 1) - 1)
+        size, before = shape.block_size, prompt_tokens - 1
+        return lambda generated: min(-(-(before + (generated or 1)) // size), whole)
 
     def blocks(generated: int) -> int:
         return price(shape, (prompt_tokens,), max(generated, 1), n).blocks
@@ -103,9 +100,11 @@ def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
 
 
 @lru_cache(SHAPES_MAX)
-def _growing(shape: EngineShape) -> Blocks:
-    """Blocks of one sequence from its first token on, by its token slots. Asked some ten times for each vector."""
+def _whole(shape: EngineShape) -> int | None:
+    """Blocks of the whole window, where a sequence takes one more for each `block_size` tokens; else None.
+
+    Nearly all engines are so, and a vector asks for a size ten times.
+    """
     if shape.groups or shape.blocks_opaque is not None or shape.speculative_tokens:
-        return lambda slots: blocks_after_prompt(shape, slots)
-    size, whole = shape.block_size, blocks_after_prompt(shape, shape.max_model_len)
-    return lambda slots: min(-(-slots // size), whole)
+        return None
+    return blocks_after_prompt(shape, shape.max_model_len)

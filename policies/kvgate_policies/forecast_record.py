@@ -57,6 +57,8 @@ class LengthRecord:
         """How many changes there were."""
         self.guarded = False
         """Whether forecasts are not to be trusted at present."""
+        self.told = 0
+        """How often it was told something: its statement is another one then."""
 
     def curve(self, parent: Survival) -> Survival:
         """The survival curve, made anew when `review` found enough news; `parent` counts only then."""
@@ -71,10 +73,12 @@ class LengthRecord:
 
     def start(self, cohort: int) -> None:
         """A sequence begins in the cohort of that number; numbers never go down."""
+        self.told += 1
         self._cohorts.setdefault(cohort, _Cohort()).lengths.start()
 
     def reach(self, cohort: int, before: int, after: int, expected_ends: float) -> None:
         """A sequence of that cohort emitted the tokens `before + 1 … after`."""
+        self.told += 1
         self._news += after - before
         found = self._cohorts.get(cohort)
         if found is None:
@@ -85,6 +89,7 @@ class LengthRecord:
 
     def end(self, cohort: int, length: int) -> None:
         """A sequence of that cohort ended by itself; `reach` was told of its last token."""
+        self.told += 1
         self._news += NEWS_TRIALS / NEWS_ENDS
         found = self._cohorts.get(cohort)
         if found is None:
@@ -128,6 +133,7 @@ class LengthRecord:
         Where nothing was seen since, ends are expected `ratio` times as often as before: the newcomers' tails
         are not known yet, and the old ones were shorter.
         """
+        self.told += 1
         if self._curve is not None:
             self._before = stretched(self._curve, min(ratio, 1.0))
         self._history, self._others = LengthHistogram(), LengthHistogram()
@@ -151,9 +157,7 @@ class LengthRecord:
         heard = [(int(numbers[0]), LengthHistogram.from_numbers(numbers[1:])) for numbers in statements]
         newest = max((era for era, _ in heard), default=self.era)
         if newest > self.era:
-            self._cohorts = {}
-            self.forget_before(0, RATIO_MAX)
-            self.era = newest
+            self._enter(newest)
         self._others = total([lengths for era, lengths in heard if era == self.era])
         self._curve = None
 
@@ -162,6 +166,23 @@ class LengthRecord:
         self.era = max(self.era, int(statement[0]))
         self._history.add(LengthHistogram.from_numbers(statement[1:]))
         self._curve = None
+
+    def adopt(self, statement: Sequence[float]) -> None:
+        """Count as one's own what a replica had counted that is gone. Raises ValueError as `restore`."""
+        era, lengths = int(statement[0]), LengthHistogram.from_numbers(statement[1:])
+        if era < self.era:
+            return
+        if era > self.era:
+            self._enter(era)
+        self.told += 1
+        self._history.add(lengths)
+        self._curve = None
+
+    def _enter(self, era: int) -> None:
+        """Others have noticed a change that was not noticed here."""
+        self._cohorts = {}
+        self.forget_before(0, RATIO_MAX)
+        self.era = era
 
     def _relearned(self) -> bool:
         seen = self.lengths()

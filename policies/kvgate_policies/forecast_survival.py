@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,6 +26,8 @@ PRIOR_SIGMA = 1.5
 """The wide prior: log-normal, 1 in 100 above 8000 tokens."""
 HAZARD_MAX = 1.0 - 1e-9
 """Keeps logarithms finite where every sequence seen ended."""
+FEW_LEFT = -12.0
+"""log S below which differences of sums over all sequences say too little about those that are left."""
 LENGTH_MAX = 4 * TOKENS_MAX
 """The longest length a quantile names; no window is larger."""
 _WIDTHS = tuple(after - edge for edge, after in zip(EDGES, (*EDGES[1:], LENGTH_MAX), strict=True))
@@ -42,6 +45,8 @@ class Survival:
     """log(1 − hazard) of each bin."""
     _ends_before: tuple[float, ...]
     """Hazards added up over all tokens before each bin."""
+    _emitted_before: tuple[float, ...]
+    """P(a token is emitted), added up over all tokens before each bin."""
 
     def log_alive(self, tokens: int) -> float:
         """log P(L > tokens)."""
@@ -53,6 +58,18 @@ class Survival:
     def alive(self, generated: int, more: int) -> float:
         """P(L > generated + more | L > generated)."""
         return math.exp(self.log_alive(generated + more) - self.log_alive(generated))
+
+    def chances(self, tokens: Iterable[int], sure: int) -> list[float]:
+        """P(L > t | L > sure) for each t; 1 up to `sure`. As `alive`, for many at once."""
+        before, slopes, base = self._before, self._slopes, self.log_alive(sure)
+        found: list[float] = []
+        for count in tokens:
+            if count <= sure:
+                found.append(1.0)
+                continue
+            index = bisect_right(EDGES, count) - 1
+            found.append(math.exp(before[index] + (count - EDGES[index] + 1) * slopes[index] - base))
+        return found
 
     def expected_ends(self, before: int, after: int) -> float:
         """How many of the trials `before + 1 … after` are expected to be the last: the sum of their hazards."""
@@ -78,6 +95,8 @@ class Survival:
     def mean_more(self, generated: int, limit: int) -> float:
         """Expected tokens still to come, for a sequence that is cut at `limit` tokens: Σ P(L ≥ l | L > g)."""
         base = self.log_alive(generated)
+        if base > FEW_LEFT:
+            return max(self._emitted_upto(limit) - self._emitted_upto(generated), 0.0) * math.exp(-base)
         more, position = 0.0, generated
         while position < limit:
             index = bisect_right(EDGES, position + 1) - 1
@@ -87,6 +106,16 @@ class Survival:
             more += begun * _geometric(self._slopes[index], count)
             position += count
         return more
+
+    def _emitted_upto(self, tokens: int) -> float:
+        """Expected tokens of a sequence that is cut at so many."""
+        index = bisect_right(EDGES, tokens) - 1
+        if index < 0:
+            return 0.0
+        begun = math.exp(self._before[index])
+        return self._emitted_before[index] + begun * _geometric(
+            self._slopes[index], tokens - EDGES[index] + 1
+        )
 
     def _ends_upto(self, tokens: int) -> float:
         index = bisect_right(EDGES, tokens) - 1
@@ -149,11 +178,12 @@ def _geometric(slope: float, count: int) -> float:
 def _compile(hazards: tuple[float, ...]) -> Survival:
     bounded = tuple(min(max(hazard, 0.0), HAZARD_MAX) for hazard in hazards)
     slopes = tuple(math.log1p(-hazard) for hazard in bounded)
-    before, ends = [0.0], [0.0]
+    before, ends, emitted = [0.0], [0.0], [0.0]
     for slope, hazard, width in zip(slopes[:-1], bounded[:-1], _WIDTHS[:-1], strict=True):
+        emitted.append(emitted[-1] + math.exp(before[-1]) * _geometric(slope, width))
         before.append(before[-1] + slope * width)
         ends.append(ends[-1] + hazard * width)
-    return Survival(bounded, tuple(before), slopes, tuple(ends))
+    return Survival(bounded, tuple(before), slopes, tuple(ends), tuple(emitted))
 
 
 def _lognormal_alive(tokens: int) -> float:

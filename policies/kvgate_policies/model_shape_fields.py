@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 COUNT = "a whole number from 1"
 NESTS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
 """Where multimodal models keep the part that has a KV cache."""
+NUMBER_MAX = 1_000_000_000
+"""Of any size in a configuration."""
 NESTING_MAX = 4
 """Levels of nesting: two occur (thinker_config.text_config); more is not a model configuration."""
 
@@ -93,6 +95,8 @@ class Fields:
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(name, f"is {_short(value)}", f"a whole number from {least}")
+        if value > NUMBER_MAX:
+            raise self.error(name, f"is {_short(value)}", f"at most {NUMBER_MAX:,}")
         return value
 
     def _list(self, name: str, of: type[_T], allowed: str) -> list[_T]:

@@ -63,6 +63,8 @@ _INTERVAL = {"qwen3_next": 4, "qwen3_5": 4, "qwen3_5_text": 4, "qwen3_5_moe": 4,
 """The same for linear attention."""
 _ALL_STATE = {"mamba", "mamba2", "falcon_mamba"}
 _ALL_BOTH = {"falcon_h1"}
+LAYERS_MAX = 4096
+"""Of a decoder: the deepest have some 130."""
 
 
 def layer_kinds(fields: Fields) -> tuple[Does, ...]:
@@ -77,7 +79,11 @@ def layer_kinds(fields: Fields) -> tuple[Does, ...]:
 
 
 def depth_of(fields: Fields) -> int:
-    return fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+    depth = fields.count(*names)
+    if depth > LAYERS_MAX:
+        raise fields.error(fields.first(*names) or names[0], f"is {depth}", f"at most {LAYERS_MAX}")
+    return depth
 
 
 def _listed(fields: Fields) -> Sequence[Does] | None:

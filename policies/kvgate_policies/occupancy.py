@@ -12,11 +12,12 @@ peak at every point and no variance; both kinds share an engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add, sub
 
 GRID = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """Look-aheads in tokens. For unknown lengths five points (0, 16, 128, 768, 4096) are as good. Known ones are charged at
 their upper envelope between two points, which costs the less the closer those are: on 48 mixed requests that fill one
-engine twice (prompts and outputs up to 512 tokens) five points take 1.17 times the steps of no limit at all, ten 1.09."""
+engine twice (prompts and outputs up to 512 tokens) five points take 1.17 times the steps of no limit, ten 1.09."""
 SCALE = 64
 """Parts of a block that are told apart."""
 
@@ -32,14 +33,12 @@ class Occupancy:
 
     def __add__(self, other: Occupancy) -> Occupancy:
         return Occupancy(
-            tuple(mine + theirs for mine, theirs in zip(self.means, other.means, strict=True)),
-            tuple(mine + theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+            tuple(map(add, self.means, other.means)), tuple(map(add, self.variances, other.variances))
         )
 
     def __sub__(self, other: Occupancy) -> Occupancy:
         return Occupancy(
-            tuple(mine - theirs for mine, theirs in zip(self.means, other.means, strict=True)),
-            tuple(mine - theirs for mine, theirs in zip(self.variances, other.variances, strict=True)),
+            tuple(map(sub, self.means, other.means)), tuple(map(sub, self.variances, other.variances))
         )
 
     @property

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import add, sub
-from typing import Literal
+from typing import Any, Literal
 
+from kvgate_policies.forecast_fit import RISK_DEFAULT
 from kvgate_policies.kv_groups import KVGroup
 from kvgate_policies.occupancy import Occupancy, guaranteed
 
@@ -118,14 +119,12 @@ class KVCost:
         )
 
 
-def _together(
-    one: KVCost, other: KVCost, how: Callable[[Occupancy, Occupancy], Occupancy]
-) -> Occupancy | None:
+def _together(one: KVCost, other: KVCost, how: Callable[[Any, Any], Any]) -> Occupancy | None:
     """None where all of it is guaranteed, so that sums come back to `ZERO_COST`."""
     if one.expected is None and other.expected is None:
         return None
-    both = how(one.occupancy, other.occupancy)
-    peaks = how(guaranteed(one.blocks), guaranteed(other.blocks))
+    both: Occupancy = how(one.occupancy, other.occupancy)
+    peaks = guaranteed(how(one.blocks, other.blocks))
     return None if both == peaks else both
 
 
@@ -138,6 +137,8 @@ class TokenCount:
 
     tokens: tuple[int, ...]
     exact: bool
+    ids: bytes | None = field(default=None, repr=False, compare=False)
+    """The token ids of its only prompt, four bytes each, where somebody asked for them."""
 
     @property
     def total(self) -> int:
@@ -160,6 +161,12 @@ Order = Literal["fifo", "deadline", "shortest"]
 
 Mode = Literal["enforce", "observe", "off"]
 """Decide and enforce; decide, count what would have been done and forward at once; forward at once."""
+
+
+Reservation = Literal["guaranteed", "forecast"]
+"""What a request reserves: its peak, to the end; or what it is expected to hold, now and further on."""
+RESERVATION_DEFAULT: Reservation = "guaranteed"
+"""Where a policy says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +208,11 @@ class TenantPolicy:
     mode: Mode = "enforce"
     rewrite_max_tokens: bool = True
     """False: a body is never changed; what the client asked for, or the rest of the window, is charged."""
+    reservation: Reservation = RESERVATION_DEFAULT
+    risk: float = RISK_DEFAULT
+    """Of forecasts: how often an engine may turn out too small for what was started (more than 0, at most 0.5)."""
+    revocable: bool = False
+    """Whether its requests of class batch may be sent back to the queue while their clients have seen nothing."""
     rules: TenantRules = TenantRules()
 
 

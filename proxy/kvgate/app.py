@@ -22,6 +22,7 @@ import uvloop
 
 from kvgate import __version__
 from kvgate.admin import AdminState, admin_app
+from kvgate.admin.state import JOINING
 from kvgate.admission.line import Admission
 from kvgate.api.dispatch import Gateway
 from kvgate.api.files import raise_limit
@@ -32,6 +33,7 @@ from kvgate.assembly.pools import build
 from kvgate.assembly.readiness import pool_states, readiness
 from kvgate.clock import Clock, SystemClock
 from kvgate.config import Settings
+from kvgate.console import Console, LocalView, Rejections
 from kvgate.engines.pool import EnginePool
 from kvgate.engines.transport import AiohttpTransport
 from kvgate.errors import ConfigError
@@ -40,6 +42,7 @@ from kvgate.ports import SERVER_STOP_S, Listening, Server, listening, started, u
 from kvgate.telemetry.logs import RequestLog
 from kvgate.telemetry.record import RequestRecord
 from kvgate.telemetry.request_log import RequestFile
+from kvgate.telemetry.traces import tracing
 
 WARM_S_MAX = 5.0
 """How long a worker that joins others stays out of their port until it knows an engine: twice the longest probe."""
@@ -61,6 +64,8 @@ class App:
         self.upstream = AiohttpTransport(settings.connections_max)
         self._log = RequestLog(self.clock)
         self._requests: RequestFile | None = None
+        self._rejections = Rejections(self.clock)
+        self._joining = False
         self.house = build(settings, self.clock, self.upstream)
         self.pools = self.house.pools
         self.policy = PolicyKeeper(settings, self.pools, self.clock, source)
@@ -105,9 +110,14 @@ class App:
             self.url, self.admin_url = url_of(at.public), url_of(at.private)
             for ledger in self.house.shared_ledgers:
                 await stack.enter_async_context(ledger.running())
+            for line in self.pools.lines:
+                await stack.enter_async_context(line.forecaster.serving())
             self._requests = self._request_file(stack)
+            spans = self.house.nowhere.trace_spans
+            self.gateway.tracer = await stack.enter_async_context(tracing(self.settings, self.clock, spans))
             await self.policy.follow()
-            self._server, admin = Server(self.gateway), Server(admin_app(self._admin_state()))
+            console = self._console()
+            self._server, admin = Server(self.gateway), Server(console)
             async with anyio.create_task_group() as tasks:
                 for line in self.pools.lines:
                     tasks.start_soon(line.engine_pool.run)
@@ -122,6 +132,7 @@ class App:
                     yield self
                 finally:
                     with anyio.CancelScope(shield=True):
+                        console.close()
                         self._server.should_exit = admin.should_exit = True
                         self.gateway.begin_draining()
                         self.gateway.break_off()
@@ -144,17 +155,20 @@ class App:
 
     def _ended(self, record: RequestRecord) -> None:
         self._log.ended(record)
+        self._rejections.ended(record)
         if self._requests is not None and not self._requests.ended(record):
             self.house.telemetry_of(record.pool).request_log_dropped()
 
     async def _warm(self, drained: frozenset[str]) -> None:
         """While the others serve, a newcomer that knows no engine would only refuse."""
+        self._joining = True
         with anyio.move_on_after(WARM_S_MAX):
             while not self._ready()[0]:  # noqa: ASYNC110  # two rooms decide that, and it is once in a life
                 await anyio.sleep(0.02)
         for engine_id in drained:
             self.policy.drains.assume(engine_id)
         await self.policy.apply()
+        self._joining = False
 
     def refuse_connections(self) -> None:
         """Leave the port to whoever comes next; connections that are open live on."""
@@ -173,6 +187,11 @@ class App:
         """Read the policy again; a bad file changes nothing."""
         await self.policy.reload()
 
+    def _console(self) -> Console:
+        """The admin port, with the console in front."""
+        state, token = self._admin_state(), self.settings.admin_token
+        return Console(admin_app(state), LocalView(state, self._rejections), token, self.clock)
+
     def _admin_state(self) -> AdminState:
         return AdminState(
             settings=self.settings,
@@ -186,7 +205,8 @@ class App:
         )
 
     def _ready(self) -> tuple[bool, dict[str, object]]:
-        return readiness(self.pools.lines, self.policy.file, draining=self.gateway.draining)
+        ready, parts = readiness(self.pools.lines, self.policy.file, draining=self.gateway.draining)
+        return ready, {**parts, JOINING: "yes"} if self._joining else parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import pytest
 
 from kvgate.clock import SystemClock
 from kvgate.config.settings import Settings
+from kvgate.engines.base import Pulse
 from kvgate.engines.pool import EnginePool
 from kvgate.engines.transport import BUFFER_BYTES, AiohttpTransport
 from kvgate.ledger.memory import MemoryLedger
@@ -107,6 +108,26 @@ async def test_a_chunk_is_handed_on_before_the_next_one_exists(transport) -> Non
         assert await anext(chunks) == b"first"
         gate.set()
         assert [chunk async for chunk in chunks] == [b"second"]
+
+
+@pytest.mark.parametrize(("status", "beats"), [(200, 3), (400, 0), (503, 0)])
+async def test_each_chunk_of_an_answer_that_was_computed_is_a_beat(
+    transport, status: int, beats: int
+) -> None:
+    go_on = [asyncio.Event(), asyncio.Event()]
+    first, *rest = chunked([b"a", b"b", b"c"], status)
+    pulse = Pulse()
+    async with ScriptedUpstream((first, rest[0], go_on[0], rest[1], go_on[1], *rest[2:])) as up:
+        request = post(up.url)
+        request.extensions["pulse"] = pulse
+        async with opened(transport, request) as response:
+            chunks = aiter(stream(response))
+            assert await anext(chunks) == b"a"
+            for event, expected in zip(go_on, (b"b", b"c"), strict=True):
+                event.set()
+                assert await anext(chunks) == expected
+            assert [chunk async for chunk in chunks] == []
+    assert pulse.beats == beats
 
 
 async def test_the_request_is_sent_as_given_and_nothing_is_added(transport) -> None:

@@ -94,6 +94,7 @@ class PrometheusServer:
                     f"--web.listen-address={HOST}:{self.port}",
                     "--config.file=prometheus.yml",
                     "--storage.tsdb.path=data",
+                    "--enable-feature=exemplar-storage",
                     "--log.level=warn",
                 ],
                 cwd=self._folder.name,

@@ -34,6 +34,8 @@ BLOCKS = 61
 """60 usable: six sessions of 10 blocks each."""
 STEP_MS = 100
 SLOTS_SMALL = 2
+IMPATIENT = {"KVGATE_STALL_AFTER": "1s"}
+"""A step of the simulated engines takes a tenth of that."""
 KEYS = {name: f"sk-{name}-0123456789" for name in ("web", "jobs", "crawler", "trial")}
 
 WEB = Habit("web", KEYS["web"], "chat", prompt_tokens=48, max_tokens=112)
@@ -153,7 +155,7 @@ class WatchedRun:
 
     async def start(self, replica: Replica) -> None:
         """Start it, and wait until it sends to every engine."""
-        replica.starts.append(self._children.start(replica.name, *replica.arguments))
+        replica.starts.append(self._children.start(replica.name, *replica.arguments, environment=IMPATIENT))
         async with aiohttp.ClientSession(timeout=_LOOK_TIMEOUT) as http:
             await ready(http, replica.child, replica.admin_url + "/readyz")
             await ready(http, replica.child, replica.admin_url + "/admin/engines", self._all_up)

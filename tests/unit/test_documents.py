@@ -32,7 +32,9 @@ from kvgate.cli.admin_port import ADMIN_ENV, TOKEN_ENV, TOKEN_FILE_ENV
 from kvgate.config import Settings
 from kvgate.config.options import OPTIONS
 from kvgate.config.policy import read_policy
+from kvgate.telemetry.cardinality import series_max
 from kvgate.telemetry.catalogue import METRICS
+from kvgate.telemetry.metrics import TENANTS_MAX
 from kvgate_policies.kv_cost import price
 from kvgate_policies.lifecycle import diagram
 from kvgate_policies.types import EngineShape, TenantPolicy
@@ -95,7 +97,23 @@ def metrics_page() -> str:
     buckets = (
         f"- `{m.name}`: {', '.join(f'{edge:g}' for edge in m.buckets)}\n" for m in METRICS if m.buckets
     )
-    return head + "".join(rows) + "\n## Buckets of the histograms\n\n" + "".join(buckets)
+    return head + "".join(rows) + "\n## Buckets of the histograms\n\n" + "".join(buckets) + series_section()
+
+
+def series_section() -> str:
+    """Of METRICS.md: how large a page can get."""
+    engines = (1, 10, 100)
+    sizes = "".join(f"| {count} | {series_max(count):,} |\n" for count in engines)
+    return (
+        "\n## How many series\n\nA pool has at most as many as its labels have values, whatever clients send: the first "
+        f"{TENANTS_MAX} tenants\nthat are seen keep their names, all others are `other`; engines are those of the policy; "
+        "everything else is a word of\nkvgate's own. Model names, paths, headers and request ids are in no label. The "
+        "product of it all, far above what one\nhouse uses (500 tenants on 100 engines, all of them busy, have some "
+        "5,000 series):\n\n| Engines of a pool | Series at most |\n|---:|---:|\n"
+        f"{sizes}\nSuch a page takes some 30 ms of processor time (`bench/scrape.py`), in a thread. With several workers "
+        "they are read and\nmerged by the process that answers on the admin port. Asked for as OpenMetrics, the histograms of "
+        "wait, time to first\ntoken and duration carry exemplars: the trace of the latest sampled request in a bucket.\n"
+    )
 
 
 GENERATED = {"options": options_table, "routes": routes_table}
@@ -214,6 +232,7 @@ def test_readme_names_every_command():
         "check",
         "plan",
         "traffic",
+        "replay",
         "load",
         "calibrate",
         "policy check",
@@ -236,6 +255,7 @@ def test_single_options_exist(name: str):
             "check",
             "plan",
             "traffic",
+            "replay",
             "load",
             "calibrate",
             "queue",
@@ -247,7 +267,15 @@ def test_single_options_exist(name: str):
         for p in command(*c.split()).params
         for opt in p.opts
     }
-    vllm = {"--watermark", "--max-num-queued-reqs", "--max-num-queued-tokens"}
+    vllm = {
+        "--watermark",
+        "--max-num-queued-reqs",
+        "--disable-hybrid-kv-cache-manager",
+        "--max-num-queued-tokens",
+        "--otlp-traces-endpoint",
+        "--long-prefill-token-threshold",
+        "--scheduling-policy",
+    }
     named = {text.split()[0] for text in code(DOCUMENTS[name]) if text.startswith("--")}
     assert named <= ours | vllm
 

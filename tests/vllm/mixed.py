@@ -70,6 +70,6 @@ async def _stream(client: httpx.AsyncClient, chat: Chat) -> traffic.Got:
     got = traffic.Got(0)
     async with client.stream("POST", "/v1/chat/completions", json=chat.body()) as answer:
         got.status = answer.status_code
-        async for line in answer.aiter_lines():
+        async for line in traffic.lines(answer):
             got.read(line)
     return got

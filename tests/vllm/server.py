@@ -102,8 +102,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def engine(python: Path, model: Path, folder: Path) -> Iterator[Engine]:
-    """Run vLLM with its step log in `folder`. Raises StartError."""
+def engine(python: Path, model: Path, folder: Path, *options: str) -> Iterator[Engine]:
+    """Run vLLM with its step log in `folder`; `options` come after those that all have. Raises StartError."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = folder / "steps.jsonl"
@@ -113,7 +113,8 @@ def engine(python: Path, model: Path, folder: Path) -> Iterator[Engine]:
     shutil.copy(Path(__file__).with_name("steplog.py"), code)
     environ = {**os.environ, **RECIPE, "KVGATE_STEPLOG": str(log), "PYTHONPATH": str(code)}
     # `vllm serve` does not start with the CPU wheel (it asks for another distribution's metadata).
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *engine_options(model, port)]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += [*engine_options(model, port), *options]
     with _child(command, environ, folder / "vllm.log", url + "/health", ENGINE_START_S_MAX):
         yield Engine(url, StepLog(log))
 

@@ -60,6 +60,7 @@ class LoggingScheduler(Scheduler):  # type: ignore[misc]
             "out": [name for name in output.num_scheduled_tokens if self._emits(name)],
             "pre": sorted(output.preempted_req_ids or ()),
             "new": [request.req_id for request in output.scheduled_new_reqs],
+            "prio": {r.req_id: self.requests[r.req_id].priority for r in output.scheduled_new_reqs},
             "res": sorted(output.scheduled_cached_reqs.resumed_req_ids or ()),
             "again": sum(self._again(name, count) for name, count in output.num_scheduled_tokens.items()),
         }

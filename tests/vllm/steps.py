@@ -7,7 +7,7 @@ whole generation when it was preempted and had to wait for others to end.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,6 +40,8 @@ class Step:
     """Resumed after a preemption."""
     again: int
     """Those of `t` whose KV was computed before and lost."""
+    prio: dict[str, int] = field(default_factory=dict[str, int])
+    """The priority of each in `new`, as the engine understood it. Lower is sooner."""
 
 
 class StepLog:

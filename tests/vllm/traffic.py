@@ -17,7 +17,7 @@ import httpx
 from vllm.server import BLOCK_SIZE, MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 FIRST_ID, LAST_ID = 300, 900
 """Ordinary tokens: above the special ones and the single bytes, below the end of the vocabulary."""
@@ -102,6 +102,15 @@ async def offer(url: str, calls: Sequence[Call]) -> list[Got]:
         return list(await asyncio.gather(*(_stream(client, call) for call in calls)))
 
 
+async def lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of an event stream. httpx's own also end at U+0085 and the like, which random weights do say."""
+    pending = b""
+    async for chunk in answer.aiter_raw():
+        *whole, pending = (pending + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode()
+
+
 async def _stream(client: httpx.AsyncClient, call: Call) -> Got:
     got = Got(0)
     try:
@@ -110,7 +119,7 @@ async def _stream(client: httpx.AsyncClient, call: Call) -> Got:
             if got.status != 200:
                 got.error = (await answer.aread()).decode()
                 return got
-            async for line in answer.aiter_lines():
+            async for line in lines(answer):
                 got.read(line)
     except httpx.TransportError as error:
         got.error = repr(error)

@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from kvgate import __version__
+from kvgate.admin.bounded import BoundedBodies
 from kvgate.admin.page import MetricsPage
 from kvgate.admin.problems import handle_problems
 from kvgate.admin.routes import admin_routes
@@ -31,11 +32,13 @@ def admin_app(state: AdminState, clock: Clock | None = None) -> FastAPI:
         openapi_url=None,  # it is among the routes that ask for the token
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a path that is none is told, also to clients that follow nothing
     )
     app.include_router(_probes(state))
     app.include_router(_metrics(MetricsPage(state.telemetry, clock or SystemClock())))
     app.include_router(admin_routes(state))
     handle_problems(app)
+    app.add_middleware(BoundedBodies)
     return app
 
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvgate.admin.waiting import WaitsFor
+
 FOR_DEFAULT = "1h"
 LEDGER_EXAMPLE: dict[str, Any] = {
     "pool": "llama-70b",
@@ -162,9 +164,7 @@ class WaitingView(BaseModel):
     tenant: str
     queued: int
     oldest_wait_s: float
-    waits_for: Literal["an engine", "its own limit", "room"] = Field(
-        description="What its next request waits for, as far as the sums show."
-    )
+    waits_for: WaitsFor = Field(description="What its next request waits for, as far as the sums show.")
 
 
 class PoolQueueView(BaseModel):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
-from prometheus_client.exposition import choose_encoder
+
+from kvgate.telemetry.formats import encoder_for
 
 if TYPE_CHECKING:
     from kvgate.clock import Clock
@@ -33,10 +34,7 @@ class MetricsPage:
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """The page in the format the `Accept` header asks for, and its content type."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (ValueError, TypeError):  # a version that is none
-            encode, content_type = choose_encoder("")
+        encode, content_type = encoder_for(accept)
         async with self._lock:
             made_s, page = self._pages.get(content_type, (float("-inf"), b""))
             if self._clock.monotonic() - made_s >= FRESH_S:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Ready = tuple[bool, dict[str, object]]
 
 
+JOINING = "joining"
+"""Among the parts of readiness: `yes` for a worker that no client gets to yet, since the others serve meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """One pool, as the admin port sees it."""

@@ -14,6 +14,7 @@ from kvgate.admin.models import (
     ValueView,
     WaitingView,
 )
+from kvgate.admin.waiting import waits_for
 from kvgate.config.layers import LIMITS, RULES
 from kvgate.config.overrides import CALLED
 from kvgate_policies.types import LedgerView, TenantPolicy, TenantUse
@@ -104,18 +105,8 @@ def _waiting(use: TenantUse, view: LedgerView) -> WaitingView:
         tenant=use.name,
         queued=use.queued,
         oldest_wait_s=use.oldest_wait_s,
-        waits_for="an engine" if not _accepting(view) else "its own limit" if _at_limit(use) else "room",
+        waits_for=waits_for(use, view) or "room",
     )
-
-
-def _accepting(view: LedgerView) -> bool:
-    return any(use.limits.accepting for use in view.engines)
-
-
-def _at_limit(use: TenantUse) -> bool:
-    """Nothing more of any size would be granted: the sums do not say how large the next one is."""
-    bound = use.blocks_limit if use.rules.borrow else min(use.blocks_limit, use.blocks_guaranteed)
-    return use.blocks >= bound
 
 
 def _use(policy: TenantPolicy, pool: str, used: Mapping[str, TenantUse]) -> TenantUseView:

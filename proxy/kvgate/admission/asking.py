@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kvgate.admission.contract import Call
 from kvgate.admission.pricing import Priced
 from kvgate.ledger.base import Ask
+from kvgate_policies.forecast_fit import z_of
 from kvgate_policies.types import Order
 
+RISKS_MAX = 256
 SHORT = 3.0
 """Times a tenant's mean work: from there on `shortest` gives a request no other place than its deadline would."""
+
+
+z_for = lru_cache(RISKS_MAX)(z_of)
+"""Worked out once for each risk that a policy names."""
 
 
 def ask_for(
@@ -19,6 +27,7 @@ def ask_for(
     mean_work: float,
     left_s: float,
     avoid: frozenset[str],
+    prefer: tuple[str, ...] = (),
 ) -> Ask:
     """`left_s` is what remains of its wait, `mean_work` that of its tenant's requests."""
     tenant = call.tenant
@@ -33,6 +42,8 @@ def ask_for(
         rank_in_ms=rank_in_ms(tenant.order, priced.work, mean_work, left_s),
         force=not call.enforced,
         avoid=avoid,
+        z=z_for(tenant.risk),
+        prefer=prefer,
     )
 
 

@@ -15,17 +15,22 @@ import anyio
 import httpx
 
 from kvgate.admission import said
+from kvgate.admission.affinity import PrefixAffinity
 from kvgate.admission.contract import Answer, Call, Ended, Header, Reply
-from kvgate.admission.forwarding import forwarded
+from kvgate.admission.forwarding import forwarded, priority_of
 from kvgate.admission.holding import Holding
-from kvgate.admission.pricing import Priced, reprice, served
+from kvgate.admission.pricing import Priced, blocks_left, reprice, served
+from kvgate.admission.sharing import Beginning
 from kvgate.clock import Clock
 from kvgate.config import Settings
 from kvgate.engines.base import Engines, Target, Trouble
+from kvgate.forecasting import Running
 from kvgate.ledger.base import Served
-from kvgate.sse import FirstEvent, SSEMeter, inspect_json, is_busy, is_unknown_model
+from kvgate.sse import Finish, FirstEvent, SSEMeter, inspect_json, is_busy, is_unknown_model
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
+from kvgate.telemetry.traces import Phase
+from kvgate_policies.sharing import Chain
 from kvgate_policies.types import InferenceRequest, Outcome
 
 ERROR_BODY_BYTES_MAX = 64 * 1024
@@ -37,10 +42,14 @@ GAPS_HELD_MAX = 256
 
 
 class Late(StrEnum):
-    """What came to nothing before the engine was asked."""
+    """What came to nothing by kvgate's own doing, before the client saw anything."""
 
     LEASE = "lease"
     """This process stood still, or was cut off, until its lease may have run out: the room may be another's."""
+    REVOKED = "revoked"
+    """Its engine was promised twice, and its tenant lets it be sent back."""
+    UNSHARED = "unshared"
+    """Those that held the beginning of its prompt, for which it was charged less, have ended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,18 @@ class Passage:
     may_resend: bool = True
     """Whether a failure after the request was sent may be answered by sending it once more."""
     may_retry_empty: bool = True
+    revocations: int = 0
+    """How often it was sent back to the queue."""
+    lost_s: float = 0.0
+    """How long it ran before that, for nothing: no part of its wait."""
+    run: Running = field(init=False)
+    """The attempt under way, as forecasts see it."""
+    prefixes: tuple[int, ...] = ()
+    """Hashes of what its prompt begins with, by which engines are preferred."""
+    beginning: Beginning = field(default_factory=dict[int, Chain])
+    """What of its prompt may be shared with others that run."""
+    lent_blocks: int = 0
+    """What its price was lowered by, when it was priced last while it waits."""
 
 
 class Attempt:
@@ -78,8 +99,10 @@ class Attempt:
         telemetry: Telemetry,
         clock: Clock,
         settings: Settings,
+        affinity: PrefixAffinity,
     ) -> None:
         self._engines = engines
+        self._affinity = affinity
         self._upstream = upstream
         self._telemetry = telemetry
         self._clock = clock
@@ -95,9 +118,13 @@ class Attempt:
         try:
             opened = await self._open_in_time(target, held, passage)
             if isinstance(opened, _Opened):
+                if not passage.run.shows():
+                    return Again(Late.REVOKED)
                 return await self._relay(opened, held, passage)
             return opened or await self._silent(held)
         finally:
+            if passage.call.trace is not None:
+                passage.call.trace.leave()
             if isinstance(opened, _Opened):
                 await opened.close()
 
@@ -116,6 +143,8 @@ class Attempt:
         if not held.sure:
             return Again(Late.LEASE)
         held.sent()
+        if passage.call.trace is not None:
+            passage.call.trace.enter(Phase.RELAY, at=target.url)
         try:
             response = await self._upstream.handle_async_request(
                 forwarded(
@@ -124,6 +153,8 @@ class Attempt:
                     passage.body,
                     connect_s=self._timeouts.connect_s,
                     read_s=self._timeouts.idle_s if passage.request.stream else None,
+                    pulse=target.pulse,
+                    priority=self._priority(passage.call),
                 )
             )
         except (
@@ -140,6 +171,8 @@ class Attempt:
             return await self._broken(held, passage)
         opened = _Opened(response, SSEMeter(passage.request.endpoint))
         held.measured_by(lambda: _taken(opened, passage))
+        if opened.is_stream:
+            passage.run.follows(opened.meter)
         kept = False
         try:
             result = await self._look(opened, held, passage)
@@ -148,6 +181,10 @@ class Attempt:
             if not kept:
                 await opened.close()
         return result
+
+    def _priority(self, call: Call) -> int | None:
+        """What the engine is told; None leaves it to the client."""
+        return priority_of(call.tenant) if self._settings.priority and call.enforced else None
 
     async def _look(self, opened: _Opened, held: Holding, passage: Passage) -> _Opened | Ended | Again:
         try:
@@ -224,6 +261,7 @@ class Attempt:
             return await self._broken(held, passage)
         opened.failed = verdict.error is not None
         opened.prompt_tokens, opened.completion_tokens = verdict.prompt_tokens, verdict.completion_tokens
+        opened.finish = verdict.finish
         return opened
 
     async def _relay(self, opened: _Opened, held: Holding, passage: Passage) -> Ended:
@@ -234,7 +272,10 @@ class Attempt:
         if opened.complete:
             await held.done()
         else:
-            await held.first_token()
+            shown = opened.is_stream and opened.meter.first is FirstEvent.TOKEN
+            await held.first_token(_blocks_left(opened, held, passage), shown=shown)
+        if opened.response.status_code == 200 and not opened.failed:
+            self._affinity.learn(passage.prefixes, held.grant.engine_id)
         await reply.start(opened.response.status_code, opened.headers, passage.facts)
         if opened.complete and not opened.is_stream:  # in one piece: it is all there
             return await self._finished(opened, held, passage)
@@ -301,6 +342,8 @@ class Attempt:
             meter.end()
             opened.prompt_tokens = meter.prompt_tokens
             opened.completion_tokens = meter.completion_tokens or meter.tokens_seen
+            opened.finish = meter.finish
+        passage.run.ended(opened.finish, opened.completion_tokens)
         record.prompt_tokens_real, record.completion_tokens = opened.prompt_tokens, opened.completion_tokens
         if opened.is_stream and not (meter.done or meter.blind or meter.error):
             await self._engines.report(held.grant.engine_id, Trouble.RESET)
@@ -327,7 +370,7 @@ class Attempt:
     async def _correct(self, held: Holding, passage: Passage, prompt_tokens: int) -> None:
         cost = reprice(passage.request, passage.priced, prompt_tokens, held.grant.shape)
         if cost is not None:
-            await held.correct(cost)
+            await held.correct(passage.run.corrected(cost, prompt_tokens))
 
     async def _again(self, held: Holding, trouble: Trouble) -> Again:
         await self._engines.report(held.grant.engine_id, trouble)
@@ -372,6 +415,7 @@ class _Opened:
         self.failed = False
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
+        self.finish: Finish | None = None
 
     @property
     def head(self) -> bytes:
@@ -423,6 +467,13 @@ def _taken(opened: _Opened, passage: Passage) -> Served | None:
     if opened.prompt_tokens is None and opened.completion_tokens is None:
         return None
     return served(passage.priced, opened.prompt_tokens, opened.completion_tokens or 0)
+
+
+def _blocks_left(opened: _Opened, held: Holding, passage: Passage) -> int | None:
+    """What the request still needs after its first token; None where a stream has not shown one."""
+    if opened.is_stream and opened.meter.first is not FirstEvent.TOKEN:
+        return None
+    return blocks_left(passage.request, passage.priced, held.grant.shape)
 
 
 def _content_type(headers: Sequence[Header]) -> bytes:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvgate.sse import SSEMeter
+from kvgate.telemetry.traces import Trace
 from kvgate_policies.types import Outcome, PriorityClass, TenantPolicy
 
 Header = tuple[bytes, bytes]
@@ -104,6 +105,8 @@ class Call:
     """The longest wait in the queue that the request asks for, from arrival."""
     with_max_tokens: Callable[[int], bytes]
     """The body with the ruling limit set to a value; the only change that the line makes to it."""
+    trace: Trace | None = None
+    """What is told of its phases, where traces are made."""
 
     @property
     def wait_s_max(self) -> float:

@@ -23,19 +23,25 @@ import anyio
 import httpx
 
 from kvgate.admission import said
+from kvgate.admission.affinity import PrefixAffinity
 from kvgate.admission.asking import ask_for
-from kvgate.admission.attempt import Again, Attempt, Passage
+from kvgate.admission.attempt import Again, Attempt, Late, Passage
 from kvgate.admission.contract import Answer, Call, Ended, Header, Reason, Reply
 from kvgate.admission.holding import RELEASE_S_MAX, Holding
+from kvgate.admission.lending import Lending
 from kvgate.admission.pace import Pace
 from kvgate.admission.pricing import Priced, Pricer, served
 from kvgate.admission.refusing import Refusing
+from kvgate.admission.sharing import Sharing
 from kvgate.clock import Clock
 from kvgate.config import Settings
 from kvgate.engines.base import Engines, Trouble
+from kvgate.forecasting import Forecaster
 from kvgate.ledger.base import Ask, Grant, Ledger, RateSpent, Refusal, Served, Ticket
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
+from kvgate.telemetry.traces import Phase
+from kvgate_policies.forecast import POOL
 from kvgate_policies.types import InferenceRequest, Outcome
 
 _WOULD: dict[str, str] = {Refusal.RATE: Reason.TENANT_RATE.value}
@@ -55,17 +61,24 @@ class Admission:
         telemetry: Telemetry,
         clock: Clock,
         settings: Settings,
+        forecaster: Forecaster | None = None,
     ) -> None:
+        """Without a forecaster nothing is forecast, and what one of its own learns is for nobody."""
         self._engines = engines
         self._ledger = ledger
         self._pricer = pricer
         self._telemetry = telemetry
         self._clock = clock
         self._settings = settings
-        self._attempt = Attempt(engines, upstream, telemetry, clock, settings)
+        self._affinity = PrefixAffinity(engines, on=settings.prefix_affinity)
+        self._sharing = Sharing(on=settings.shares_prefixes)
+        self._attempt = Attempt(engines, upstream, telemetry, clock, settings, self._affinity)
         self._pace = Pace()
         self._refusing = Refusing(ledger, self._pace, telemetry, clock)
-        self._waiting: dict[str, tuple[InferenceRequest, Call]] = {}
+        self._waiting: dict[str, Passage] = {}
+        self._lending = Lending(self._sharing, engines, ledger, self._waiting)
+        self._forecaster = forecaster or Forecaster(ledger, clock)
+        self._forecaster.on_change = self.lengths_changed
         self._process = uuid.uuid4().hex
         self._asked = itertools.count()
 
@@ -84,6 +97,8 @@ class Admission:
         refused = self._refuse_early(request)
         if refused is not None:
             return refused
+        if call.trace is not None:
+            call.trace.enter(Phase.RESERVE)
         priced = await self._price(request, call, record)
         if isinstance(priced, Answer):
             return Ended(Outcome.REJECTED_NEVER_FITS, priced)
@@ -91,6 +106,7 @@ class Admission:
             passage = self._passage(request, call, reply, record, priced)
         except ValueError:
             return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_limit())
+        priced = passage.priced
         ask = ask_for(
             self._next_id(),
             call,
@@ -98,6 +114,7 @@ class Admission:
             mean_work=self._pace.asked(call.tenant.name, priced.work),
             left_s=self._left_s(call, call.wait_s_max),
             avoid=self._engines.without(request.model),
+            prefer=self._affinity.prefer(passage.prefixes),
         )
         while True:
             grant = await self._wait_for_grant(ask, passage)
@@ -114,12 +131,29 @@ class Admission:
         it queues again.
         """
         async with Holding(self._ledger, grant, self._settings.timeouts.draining_hold_s) as held:
+            held.measured_by(lambda: Served(0, grant.tokens))
+            share = self._sharing.share_of(passage.beginning, grant)
+            lent = self._lending.may_start(passage, grant, share)
+            if lent is None:
+                return Again(Late.UNSHARED)
+            await held.shares(share, lent)
             self._granted(grant, passage)
             held.measured_by(lambda: served(passage.priced, None, 0))  # until the engine has answered
-            result = await self._attempt.run(held, passage)
+            result = await self._attempted(held, grant, passage)
             if isinstance(result, Again):
                 held.measured_by(lambda: Served(0, grant.tokens))
         return result
+
+    async def _attempted(self, held: Holding, grant: Grant, passage: Passage) -> Ended | Again:
+        """Try it, under the eyes of those who forecast; they may send it back while its client has seen nothing."""
+        outlook, tenant = passage.priced.outlook, passage.call.tenant
+        with self._forecaster.running(held, grant, outlook, tenant, passage.revocations) as run:
+            passage.run = run
+            if run.scope is None:
+                return await self._attempt.run(held, passage)
+            with run.scope:
+                return await self._attempt.run(held, passage)
+        return Again(Late.REVOKED)
 
     async def _price(self, request: InferenceRequest, call: Call, record: RequestRecord) -> Priced | Answer:
         priced = await self._pricer.price(request, call.tenant)
@@ -161,13 +195,23 @@ class Admission:
         record.priority = call.priority.value
         record.prompt_tokens_counted, record.prompt_tokens_exact = priced.count.total, priced.count.exact
         record.max_tokens_charged, record.max_tokens_rewritten = priced.budget.max_tokens, limit is not None
+        beginning = self._sharing.beginning(request, call.body, priced.count, priced.costs)
         return Passage(
-            request, call, reply, record, priced, body, facts, may_resend=self._settings.resend_max > 0
+            request,
+            call,
+            reply,
+            record,
+            priced.forgetting_ids(),
+            body,
+            facts,
+            may_resend=self._settings.resend_max > 0,
+            prefixes=self._affinity.hashes(request, call.body),
+            beginning=beginning,
         )
 
     async def _wait_for_grant(self, ask: Ask, passage: Passage) -> Grant | Ended:
         """Queue until granted or refused, or the tenant's wait is over; leaves nothing behind otherwise."""
-        call, request = passage.call, passage.request
+        call = passage.call
         decision: Grant | Refusal | None = None
         position = 0
         try:
@@ -176,10 +220,13 @@ class Admission:
                 return self._refusing.rate(ticket, call.tenant)
             if isinstance(ticket, Refusal):
                 return self._refusing.refused(ticket, passage, waited=False)
-            self._waiting[ask.request_id] = (request, call)
+            self._waiting[ask.request_id] = passage
             decision = ticket.decision
             if decision is None:
-                with anyio.move_on_after(max(self._left_s(call, call.wait_s_max), 0.0)):
+                if call.trace is not None:
+                    call.trace.enter(Phase.QUEUE)
+                await self._lending.waits(ask.request_id, passage)
+                with anyio.move_on_after(max(self._left_s(call, call.wait_s_max + passage.lost_s), 0.0)):
                     decision = await ticket.granted()
                 position = ticket.position
         finally:
@@ -222,13 +269,15 @@ class Admission:
         record, call = passage.record, passage.call
         waited_s = now - call.arrived_s
         self._pace.granted(call.tenant.name, now)
-        self._telemetry.granted(call.tenant.name, waited_s)
+        self._telemetry.granted(call.tenant.name, waited_s, record.trace_id)
         passage.granted_s, record.tokens_reserved = now, passage.priced.tokens
         record.engine_id, record.queue_s, record.blocks_reserved = (
             grant.engine_id,
             waited_s,
-            grant.cost.blocks,
+            grant.cost.use_blocks,
         )
+        record.reservation = "guaranteed" if grant.cost.expected is None else "forecast"
+        record.output_tokens_expected = passage.priced.output_expected
         if not call.enforced:
             self._observed(call, record, grant.forced)
             return
@@ -249,15 +298,21 @@ class Admission:
         record = passage.record
         record.requeues += 1
         self._telemetry.requeued(again.trouble.value)
+        if passage.call.trace is not None:
+            passage.call.trace.enter(Phase.RESERVE, after=again.trouble.value)
         if again.trouble in {Trouble.RESET, Trouble.ERROR}:
             record.resends += 1
             passage.may_resend = record.resends < self._settings.resend_max
         if again.trouble is Trouble.EMPTY:
             passage.may_retry_empty = False
+        if again.trouble is Late.REVOKED:
+            passage.revocations += 1
+            passage.lost_s += self._clock.monotonic() - passage.granted_s
         failed_here = again.trouble in {Trouble.RESET, Trouble.ERROR, Trouble.EMPTY}
         avoid = self._engines.without(passage.request.model)
         if failed_here and self._engines.available() - avoid - {grant.engine_id}:
             avoid |= {grant.engine_id}
+        passage.priced = self._pricer.price_again(passage.priced, passage.call.tenant)
         return replace(ask, costs=passage.priced.costs, seq=grant.seq, rank=grant.rank, avoid=avoid)
 
     def _learn(self, ended: Ended, passage: Passage) -> None:
@@ -268,10 +323,22 @@ class Admission:
 
     async def shapes_changed(self) -> None:
         """An engine of a new shape joined: price everyone in the queue on it."""
-        for request_id, (request, call) in list(self._waiting.items()):
-            priced = await self._pricer.price(request, call.tenant)
+        for request_id, passage in list(self._waiting.items()):
+            priced = await self._pricer.price(passage.request, passage.call.tenant)
             if isinstance(priced, Priced):
                 await self._ledger.reprice(request_id, priced.costs)
+
+    async def lengths_changed(self, tenants: frozenset[str]) -> None:
+        """The answers of these have become longer, or are known again: price those in the queue by that."""
+        for request_id, passage in list(self._waiting.items()):
+            tenant = passage.call.tenant
+            if tenant.reservation == "forecast" and tenants & {tenant.name, POOL}:
+                passage.priced = self._pricer.price_again(passage.priced, tenant)
+                await self._ledger.reprice(request_id, self._lending.costs(passage))
+
+    def shared_blocks(self, engine_id: str) -> int:
+        """What the reservations of this process on an engine are smaller by, because they share blocks."""
+        return self._sharing.saved_blocks(engine_id)
 
     def _next_id(self) -> str:
         """For the ledger: no other request of any process has it."""

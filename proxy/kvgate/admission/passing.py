@@ -16,6 +16,7 @@ from kvgate.admission.contract import Call, Ended, Reply
 from kvgate.admission.forwarding import forwarded
 from kvgate.config import Settings
 from kvgate.engines.base import Reachable, Target, Trouble
+from kvgate.telemetry.traces import Phase
 from kvgate_policies.types import Outcome
 
 
@@ -46,14 +47,20 @@ class Passing:
 
     async def _try(self, target: Target, call: Call, reply: Reply, *, pass_404: bool) -> Ended | None:
         """None when another engine should be asked and the client has seen nothing."""
-        timeouts = self._timeouts
+        timeouts, trace = self._timeouts, call.trace
+        if trace is not None:
+            trace.enter(Phase.RELAY, at=target.url)
         request = forwarded(call, target, call.body, connect_s=timeouts.connect_s, read_s=timeouts.idle_s)
         try:
             response = await self._upstream.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout):
+            if trace is not None:
+                trace.leave(Trouble.CONNECT.value)
             await self._engines.report(target.engine_id, Trouble.CONNECT)
             return None
         except httpx.TransportError:
+            if trace is not None:
+                trace.leave(Trouble.RESET.value)
             return None
         try:
             if response.status_code == 404 and not pass_404:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from kvgate.admission.contract import Answer, Reason
 from kvgate.engines.base import Engines
+from kvgate.forecasting import Forecaster
 from kvgate.ledger.base import Served
 from kvgate.tokens.base import TokenCounter
-from kvgate_policies.kv_cost import price, price_pooling
+from kvgate_policies.forecast_request import Outlook
+from kvgate_policies.kv_cost import blocks_decoding, price, price_pooling
 from kvgate_policies.tenancy import OutputBudget, output_budget
 from kvgate_policies.types import (
     TO_WINDOW,
@@ -37,11 +39,19 @@ class Priced:
     budget: OutputBudget
     outputs: int = 1
     """Sequences that are generated, all prompts together."""
+    outlook: Outlook | None = None
+    """What forecasts know it by; None for what generates nothing."""
+    output_expected: int | None = None
+    """Output tokens of all sequences, by a forecast; None for a tenant without."""
+
+    def forgetting_ids(self) -> Priced:
+        """Without the prompt's token ids, which nobody needs while it waits."""
+        return self if self.count.ids is None else replace(self, count=replace(self.count, ids=None))
 
     @property
     def output_tokens(self) -> int:
         """Expected of all sequences: as many as are charged, while nothing better is known."""
-        return self.outputs * self.budget.max_tokens
+        return self.outputs * self.budget.max_tokens if self.output_expected is None else self.output_expected
 
     @property
     def work(self) -> int:
@@ -69,9 +79,11 @@ def served(priced: Priced, prompt_tokens: int | None, output_tokens: int) -> Ser
 
 
 class Pricer:
-    def __init__(self, counter: TokenCounter, engines: Engines) -> None:
+    def __init__(self, counter: TokenCounter, engines: Engines, forecaster: Forecaster | None = None) -> None:
+        """Without a forecaster every reservation is guaranteed."""
         self._counter = counter
         self._engines = engines
+        self._forecaster = forecaster
 
     async def price(self, request: InferenceRequest, tenant: TenantPolicy) -> Priced | Answer:
         """The price on every shape known, or why no engine could ever take the request."""
@@ -79,7 +91,7 @@ class Pricer:
         shapes = self._engines.shapes()
         if not count.exact and _near_a_bound(request, count, shapes):
             return await self.price_exactly(request, count, tenant)
-        return price_counted(request, count, shapes, tenant)
+        return self._expected(price_counted(request, count, shapes, tenant), tenant)
 
     async def price_exactly(
         self, request: InferenceRequest, estimate: TokenCount, tenant: TenantPolicy
@@ -87,7 +99,20 @@ class Pricer:
         """As `price`, by the engine's own count; by the estimate, clamped to the window, if there is none."""
         shapes = self._engines.shapes()
         exact = await self._counter.count_exactly(request)
-        return price_counted(request, exact or _clamped(estimate, shapes), shapes, tenant)
+        priced = price_counted(request, exact or _clamped(estimate, shapes), shapes, tenant)
+        return self._expected(priced, tenant)
+
+    def price_again(self, priced: Priced, tenant: TenantPolicy) -> Priced:
+        """By what is known of lengths now."""
+        forecaster, outlook = self._forecaster, priced.outlook
+        if forecaster is None or outlook is None or tenant.reservation == "guaranteed":
+            return priced
+        peaks = {shape: replace(cost, expected=None) for shape, cost in priced.costs.items()}
+        costs = {shape: forecaster.cost(tenant, outlook, shape, peak) for shape, peak in peaks.items()}
+        return replace(priced, costs=costs, output_expected=forecaster.expected_output(tenant, outlook))
+
+    def _expected(self, priced: Priced | Answer, tenant: TenantPolicy) -> Priced | Answer:
+        return priced if isinstance(priced, Answer) else self.price_again(priced, tenant)
 
     async def price_unbounded(self, request: InferenceRequest) -> Priced:
         """Of what no engine takes, but is sent to one all the same: it will be refused there, at once."""
@@ -122,7 +147,20 @@ def price_counted(
     window = min(shape.max_model_len for shape in takers)
     budget = output_budget(request.endpoint, asked, count, window, tenant, min_tokens=request.min_tokens)
     costs = {shape: _cost(request, count, budget, shape) for shape in takers}
-    return Priced(costs, count, budget, _outputs(request, count))
+    return Priced(costs, count, budget, _outputs(request, count), _outlook(request, count, budget))
+
+
+def _outlook(request: InferenceRequest, count: TokenCount, budget: OutputBudget) -> Outlook | None:
+    if request.endpoint is Endpoint.POOLING or not count.tokens:
+        return None
+    return Outlook(
+        count.tokens,
+        budget.max_tokens,
+        request.n,
+        request.min_tokens,
+        request.ignore_eos,
+        shares_prompt=count.exact,
+    )
 
 
 def _outputs(request: InferenceRequest, count: TokenCount) -> int:
@@ -132,11 +170,23 @@ def _outputs(request: InferenceRequest, count: TokenCount) -> int:
 def reprice(
     request: InferenceRequest, priced: Priced, prompt_tokens: int, shape: EngineShape
 ) -> KVCost | None:
-    """The cost once the engine said how long the prompt really is; None if it was no longer than counted."""
+    """The cost once the engine said how long the prompt really is; None if it was no longer than counted.
+
+    It says so with a token: what only reading the prompt took is over.
+    """
     if prompt_tokens <= priced.count.total or len(priced.count.tokens) != 1:
         return None
     truth = TokenCount((min(prompt_tokens, shape.max_model_len),), exact=True)
-    return _cost(request, truth, priced.budget, shape)
+    cost = _cost(request, truth, priced.budget, shape)
+    left = blocks_left(request, replace(priced, count=truth), shape)
+    return cost if left is None else replace(cost, blocks=left)
+
+
+def blocks_left(request: InferenceRequest, priced: Priced, shape: EngineShape) -> int | None:
+    """Blocks that the request still needs after its first token; None where those are as many as before."""
+    if not shape.groups or request.endpoint is Endpoint.POOLING:
+        return None
+    return blocks_decoding(shape, priced.count.tokens, priced.budget.max_tokens, request.n)
 
 
 def _cost(request: InferenceRequest, count: TokenCount, budget: OutputBudget, shape: EngineShape) -> KVCost:

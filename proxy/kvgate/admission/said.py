@@ -192,6 +192,14 @@ def internal_error() -> Answer:
     )
 
 
+def unwritable_priority() -> Answer:
+    return Answer(
+        Reason.BAD_REQUEST,
+        "The body is nested too deeply, or has too many fields, for a priority to be written into it. Send a "
+        "simpler body.",
+    )
+
+
 def unwritable_limit() -> Answer:
     return Answer(
         Reason.BAD_REQUEST,

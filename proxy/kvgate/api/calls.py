@@ -10,6 +10,7 @@ from kvgate.admission import Answer, Call, Ended, Reason, said
 from kvgate.api.headers import request_headers
 from kvgate.api.model_name import body_with_model, model_of, request_with_model
 from kvgate.api.parse import BadRequest, parse
+from kvgate.api.priority import body_with_priority
 from kvgate.api.relay import Receive, Scope, Send, Serve
 from kvgate.api.rewrite import with_max_tokens
 from kvgate.api.wishes import Wishes, wishes_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvgate.config.tenants import TenantBook
     from kvgate.telemetry.metrics import Telemetry
     from kvgate.telemetry.record import RequestRecord
+    from kvgate.telemetry.traces import Trace
 
 Entered = Callable[["PoolLine"], object]
 """Told as soon as the pool is known."""
@@ -41,6 +43,8 @@ class Visit:
     """The policy as it was when the request came; it holds for it to its end."""
     telemetry: Telemetry | None = None
     """That of its pool, once it is known."""
+    trace: Trace | None = None
+    """Where traces are made."""
 
 
 class Calls:
@@ -68,6 +72,7 @@ class Calls:
             request.n,
             request.max_tokens,
         )
+        record.min_tokens, record.ignore_eos = request.min_tokens or None, request.ignore_eos or None
         line = self._pools.of_model(request.model)
         if line is None:
             return Ended(Outcome.REJECTED_UNKNOWN_MODEL, said.unknown_model(request.model))
@@ -76,6 +81,7 @@ class Calls:
         wishes = wishes_of(visit.scope["headers"], policy)
         if isinstance(wishes, Answer):
             return Ended(Outcome.REJECTED_BAD_REQUEST, wishes)
+        record.priority_asked, record.deadline_s = wishes.priority_asked, wishes.deadline_s
         name = line.served_name(request.model)
         if name is not None:
             request = request_with_model(request, name)
@@ -83,6 +89,11 @@ class Calls:
                 body = body_with_model(body, content_type, name)
             except ValueError:
                 return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_model())
+        if line.spec.priority:
+            try:
+                body = body_with_priority(body, endpoint, policy)
+            except ValueError:
+                return Ended(Outcome.REJECTED_BAD_REQUEST, said.unwritable_priority())
         call = _call(visit, body, policy, wishes, (line,), request)
         return lambda reply: line.admission.serve(request, call, reply, record)
 
@@ -126,6 +137,7 @@ def _call(
         wishes.priority,
         wishes.deadline_s,
         lambda limit: with_max_tokens(body, field, limit),
+        visit.trace,
     )
 
 

@@ -26,6 +26,7 @@ from kvgate.config import Settings
 from kvgate.config.live import LivePolicy
 from kvgate.telemetry.metrics import Telemetry
 from kvgate.telemetry.record import RequestRecord
+from kvgate.telemetry.traces import Tracer
 from kvgate_policies.types import Outcome
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class Gateway:
         self._relays: set[Relay] = set()
         self._bodies = Bodies()
         self.draining = False
+        self.tracer: Tracer | None = None
+        """What begins traces, once the process runs and if it makes any."""
 
     @property
     def active(self) -> int:
@@ -109,6 +112,8 @@ class Gateway:
             record.total_s = self._clock.monotonic() - visit.arrived_s
         if record.endpoint is not None:
             self._enter(visit, self._nowhere).ended(record)
+        if visit.trace is not None:
+            visit.trace.end()
         self._log(record)
 
     def _enter(self, visit: Visit, telemetry: Telemetry) -> Telemetry:
@@ -124,6 +129,9 @@ class Gateway:
         anonymous = visit.book.identity.source == "anonymous"
         record.tenant = visit.book.names[0] if anonymous else NOBODY
         route = match(scope["method"], raw_path(scope))
+        if self.tracer is not None:
+            path = route.path if isinstance(route, Route) else None
+            visit.trace = self.tracer.begin(record, scope["method"], path, scope["headers"], visit.arrived_s)
         if isinstance(route, NotFound | MethodNotAllowed):
             await self._refuse(_no_route(route, scope), Dialect.OPENAI, visit, _allow(route))
         elif self.draining:
@@ -217,7 +225,7 @@ class Gateway:
     ) -> None:
         record = visit.record
         record.outcome = record.outcome or Outcome.REJECTED_BAD_REQUEST
-        record.reason = answer.reason.value
+        record.reason, record.told = answer.reason.value, answer.message
         status, headers, body = render(answer, dialect, record.request_id)
         await ASGIReply(visit.send, record.request_id, record).whole(status, [*headers, *extra], body)
 

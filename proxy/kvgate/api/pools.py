@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvgate.admission.passing import Passing
     from kvgate.config.settings import PoolSpec
     from kvgate.engines.pool import EnginePool
+    from kvgate.forecasting import Forecaster
     from kvgate.ledger.base import Ledger
     from kvgate.telemetry.metrics import Telemetry
 
@@ -35,6 +36,7 @@ class PoolLine:
     telemetry: Telemetry
     engine_pool: EnginePool
     ledger: Ledger
+    forecaster: Forecaster
     named: bool = False
     """Clients may ask for it by its own name and aliases."""
 

@@ -129,7 +129,7 @@ class Relay:
             return Ended(Outcome.INTERNAL_ERROR, said.internal_error())
 
     async def _say(self, answer: Answer, meter: SSEMeter | None, reply: ASGIReply) -> None:
-        self._record.reason = answer.reason.value
+        self._record.reason, self._record.told = answer.reason.value, answer.message
         if reply.started:
             await self._say_in_stream(answer, meter, reply)
             return

@@ -1,6 +1,7 @@
-"""The only changes that are ever made to a body: the value of its ruling limit, and the name of its model.
+"""The only changes that are ever made to a body: the value of its ruling limit, the name of its model, its priority.
 
-The model's, only where a client asked by a name that is the operator's and no engine's. Every other value keeps
+The model's, only where a client asked by a name that is the operator's and no engine's; the priority, only where
+kvgate decides on it and an engine reads it nowhere else. Every other value keeps
 its bytes, numbers as written and escapes included. Equal keys come out as one, the last, as vLLM's own reader
 takes them.
 """
@@ -37,6 +38,13 @@ def with_model(body: bytes, name: str) -> bytes:
     """The body with `model` set to `name`. Raises ValueError as `with_max_tokens`."""
     members = _members(body)
     members["model"] = msgspec.Raw(msgspec.json.encode(name))
+    return _join(members)
+
+
+def with_priority(body: bytes, value: int) -> bytes:
+    """The body with `priority` set to `value`. Raises ValueError as `with_max_tokens`."""
+    members = _members(body)
+    members["priority"] = _raw(value)
     return _join(members)
 
 

@@ -19,6 +19,8 @@ class Wishes:
     priority: PriorityClass
     deadline_s: float | None = None
     """The longest wait in the queue, from arrival."""
+    priority_asked: PriorityClass | None = None
+    """What was said, if anything: `priority` is never above the tenant's."""
 
 
 def wishes_of(headers: Iterable[tuple[bytes, bytes]], policy: TenantPolicy) -> Wishes | Answer:
@@ -34,14 +36,14 @@ def wishes_of(headers: Iterable[tuple[bytes, bytes]], policy: TenantPolicy) -> W
 
 
 def _read(priority: bytes | None, deadline: bytes | None, policy: TenantPolicy) -> Wishes | Answer:
-    wanted = policy.priority
+    asked: PriorityClass | None = None
     if priority is not None:
         name = priority.decode("latin-1").strip().lower()
         if name not in CLASSES:
             return said.unknown_class(", ".join(CLASSES))
-        wanted = PriorityClass(name)
+        asked = PriorityClass(name)
     digits = None if deadline is None else deadline.strip(b" \t")
     if digits is not None and not (digits.isdigit() and len(digits) <= DIGITS_MAX):
         return said.unreadable_deadline()
     deadline_s = None if digits is None else int(digits) / 1000
-    return Wishes(max(wanted, policy.priority, key=CLASSES.index), deadline_s)
+    return Wishes(max(asked or policy.priority, policy.priority, key=CLASSES.index), deadline_s, asked)

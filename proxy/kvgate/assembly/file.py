@@ -17,9 +17,10 @@ from kvgate.errors import ConfigError
 DIGEST_CHARS = 12
 """Of the file's SHA-256: enough to see whether two replicas have the same file."""
 
-LIVE = frozenset({"pools", "pool", "aliases", "backends", "tenant", "book"})
+LIVE = frozenset({"pools", "pool", "aliases", "backends", "reservation", "risk", "tenant", "book"})
 """Of the settings: taken over while running, or compared pool by pool."""
-LIVE_IN_POOL = frozenset({"name", "aliases", "backends"})
+LIVE_IN_POOL = frozenset({"name", "aliases", "backends", "reservation", "risk"})
+"""What a pool says of all its tenants is in force through the book."""
 IN_FILE = {
     "bypass_max": "bypass",
     "ledger_url": "ledger.url",
@@ -27,6 +28,7 @@ IN_FILE = {
     "ledger_on_failure": "ledger.on_failure",
     "prefill_tokens_max": "prefill_tokens",
     "backend_api_key": "api_key",
+    "kv_model": "model_config",
 }
 """Settings that have another name in the file: the environment and the command line can't change while it runs."""
 NAMES_SHOWN_MAX = 10
@@ -128,13 +130,13 @@ def taken_over(running: Settings, wanted: Settings) -> Settings:
         "pools": tuple(_pool(s, after) for s in running.pools),
     }
     if flat is not None:
-        live |= {"backends": flat.backends, "aliases": flat.aliases}
+        live |= {name: getattr(flat, name) for name in LIVE_IN_POOL - {"name"}}
     return running.model_copy(update=live)
 
 
 def _pool(spec: PoolSpec, after: dict[str, PoolSpec]) -> PoolSpec:
     wanted = after.get(spec.name, spec)
-    return spec.model_copy(update={"backends": wanted.backends, "aliases": wanted.aliases})
+    return spec.model_copy(update={name: getattr(wanted, name) for name in LIVE_IN_POOL})
 
 
 def needs_restart(running: Settings, wanted: Settings) -> list[str]:
@@ -167,7 +169,7 @@ def tenants_changed(before: TenantBook, after: TenantBook) -> list[str]:
     said += _named("removed", [name for name in old if name not in new])
     said += _named("changed", changed)
     said += _named("keys of", [name for name in new if name in old and name in keys])
-    said += ["defaults"] if before.defaults != after.defaults else []
+    said += ["defaults"] if (before.defaults, before.pools) != (after.defaults, after.pools) else []
     return said + (["identity"] if before.identity != after.identity else [])
 
 

@@ -4,6 +4,7 @@ the upstream connections, the clock.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ from kvgate.admission.pricing import Pricer
 from kvgate.api.pools import PoolLine, Pools
 from kvgate.engines.everywhere import Everywhere
 from kvgate.engines.pool import EnginePool
+from kvgate.forecasting import Forecaster
+from kvgate.forecasting.keeping import Keeping, Nowhere
+from kvgate.forecasting.rates import Rates
+from kvgate.forecasting.shared import Shared
+from kvgate.forecasting.stored import Stored
 from kvgate.ledger.memory import MemoryLedger
 from kvgate.ledger.redis import RedisLedger
 from kvgate.telemetry.metrics import Telemetry
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
     from kvgate.clock import Clock
     from kvgate.config.settings import PoolSpec, Settings
+
+log = logging.getLogger(__name__)
 
 NO_POOL = "none"
 """The label of what belongs to no pool."""
@@ -78,20 +86,42 @@ def _line(
     telemetry = Telemetry(spec.name, registry)
     ledger = _ledger(settings, clock, telemetry)
     engines = EnginePool(settings, ledger, clock)
+    forecaster = Forecaster(
+        ledger,
+        clock,
+        rates=Rates(engines.snapshot),
+        watch=telemetry.forecasts,
+        keeping=_keeping(settings, clock),
+        beat_s=settings.ledger_heartbeat_s,
+        prefill_tokens_per_s=settings.prefill_tokens_max,
+    )
+    token_ids = engines.token_ids if settings.shares_prefixes else None
+    if settings.prefix_sharing and not settings.shares_prefixes:
+        log.warning("pool %s: prefix_sharing has no effect with a shared ledger", spec.name)
     admission = Admission(
         engines=engines,
         ledger=ledger,
-        pricer=Pricer(counter_for(settings.prompt_tokens, engines.tokenize), engines),
+        pricer=Pricer(counter_for(settings.prompt_tokens, engines.tokenize, token_ids), engines, forecaster),
         upstream=upstream,
         telemetry=telemetry,
         clock=clock,
         settings=settings,
+        forecaster=forecaster,
     )
     engines.on_shapes = admission.shapes_changed
     if isinstance(ledger, RedisLedger):
         engines.on_gauges = ledger.settle
-    telemetry.watch(ledger.view, engines.snapshot)
-    return PoolLine(spec, admission, Passing(engines, upstream, settings), telemetry, engines, ledger)
+    telemetry.watch(ledger.view, engines.snapshot, admission.shared_blocks)
+    return PoolLine(
+        spec, admission, Passing(engines, upstream, settings), telemetry, engines, ledger, forecaster
+    )
+
+
+def _keeping(settings: Settings, clock: Clock) -> Keeping:
+    """Where what is learned of lengths outlives the process."""
+    if settings.ledger_shared:
+        return Shared(settings.ledger_url, settings.pool, clock)
+    return Stored(settings.state_dir, settings.pool) if settings.state_dir is not None else Nowhere()
 
 
 def _ledger(settings: Settings, clock: Clock, telemetry: Telemetry) -> MemoryLedger | RedisLedger:

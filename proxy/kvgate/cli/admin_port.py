@@ -95,14 +95,18 @@ class AdminPort:
 def _token(file: Path | None) -> str:
     named = file or (Path(os.environ[TOKEN_FILE_ENV]) if os.environ.get(TOKEN_FILE_ENV) else None)
     if named is None:
-        return os.environ.get(TOKEN_ENV, "")
+        return _ascii(os.environ.get(TOKEN_ENV, "").strip(), TOKEN_ENV)
     try:
         with named.open("rb") as opened:
             token = opened.read(TOKEN_BYTES_MAX).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file: {named} cannot be read: {error}") from error
+    return _ascii(token, f"--token-file: what is in {named}")
+
+
+def _ascii(token: str, place: str) -> str:
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError(f"--token-file: what is in {named} is no token: one line of ASCII text")
+        raise ConfigError(f"{place} is no token: one line of ASCII text")
     return token
 
 

@@ -88,10 +88,8 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    right = frozenset({"KV blocks", "reserved", "in use", "running", "waiting"})
-    rows = table(
-        "engine", "pool", "state", "KV blocks", "reserved", "in use", "running", "waiting", "why", right=right
-    )
+    numbers = ("KV blocks", "usable", "reserved", "in use", "running", "waiting")
+    rows = table("engine", "pool", "state", *numbers, "why", right=frozenset(numbers))
     for engine in told["engines"]:
         limits, gauges = engine["limits"] or {}, engine["gauges"] or {}
         rows.add_row(
@@ -99,6 +97,7 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
             engine["pool"],
             engine["state"],
             _count(limits.get("blocks")),
+            _usable(engine.get("blocks_usable"), limits.get("blocks")),
             _count(engine["reserved_blocks"]),
             _percent(gauges.get("kv_usage")),
             _count(gauges.get("running")),
@@ -110,6 +109,11 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
 
 def _count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
+
+
+def _usable(usable: int | None, blocks: int | None) -> str:
+    """What the ledger fills at present, where that is less than all."""
+    return "all" if blocks and usable is None else _count(usable)
 
 
 def _percent(value: float | None) -> str:

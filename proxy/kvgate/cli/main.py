@@ -16,6 +16,7 @@ from kvgate.cli.options import ENVIRONMENT
 from kvgate.cli.plan import plan
 from kvgate.cli.policy import policy_app
 from kvgate.cli.queue import queue
+from kvgate.cli.replay import replay
 from kvgate.cli.serve import serve
 from kvgate.cli.tenants import tenants_app
 from kvgate.cli.tools import demo, sim_engine, version
@@ -74,6 +75,9 @@ app.command(
 )(load)
 app.command(epilog=_example("kvgate calibrate http://gpu-a:8000 --out gpu-a.yaml"))(calibrate)
 app.command(epilog=_example("kvgate traffic requests.jsonl --max-model-len 4096"))(traffic)
+app.command(
+    epilog=_example("kvgate replay requests.jsonl --policy policy.yaml --policy mine.yaml --plot replay.svg")
+)(replay)
 app.command(epilog=_example("kvgate version --json"))(version)
 
 

@@ -67,7 +67,25 @@ def setting_options(
     ] = None,
     reservation: Annotated[
         str | None,
-        _option("--reservation", POOL, "What a request reserves: its peak (guaranteed, the default).", "HOW"),
+        _option(
+            "--reservation",
+            POOL,
+            "What a request reserves: its peak (guaranteed, the default), or what is expected (forecast).",
+            "HOW",
+        ),
+    ] = None,
+    risk: Annotated[
+        str | None,
+        _option("--risk", POOL, "How often forecasts may be too low for an engine. Default: 1%", "SHARE"),
+    ] = None,
+    prefix_sharing: Annotated[
+        str | None,
+        _option(
+            "--prefix-sharing",
+            POOL,
+            "Whether requests that begin alike reserve the KV blocks of that beginning once: on, or off (default).",
+            "SWITCH",
+        ),
     ] = None,
     prompt_tokens: Annotated[
         str | None,
@@ -87,7 +105,7 @@ def setting_options(
         _option(
             "--max-tokens-default",
             QUEUE,
-            "Output limit for requests that set none: reserved, and written into them. Default: 2048",
+            "Output limit for requests that set none: reserved, and written into them. Default: 2048; forecasts: none",
             "N",
         ),
     ] = None,
@@ -127,6 +145,23 @@ def setting_options(
             "--request-log", PROCESS, "Write numbers of each request here, for `kvgate traffic`.", "FILE"
         ),
     ] = None,
+    state_dir: Annotated[
+        str | None,
+        _option("--state-dir", PROCESS, "Keep what was learned of lengths here, over a restart.", "DIR"),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        _option(
+            "--otlp-endpoint",
+            PROCESS,
+            "Send traces to this collector, such as http://collector:4318 (OTLP over HTTP).",
+            "URL",
+        ),
+    ] = None,
+    trace_sample: Annotated[
+        str | None,
+        _option("--trace-sample", PROCESS, "Traces to keep of those begun here. Default: 100%", "SHARE"),
+    ] = None,
     num_gpu_blocks: Annotated[
         str | None,
         _option("--num-gpu-blocks", BY_HAND, "KV blocks of an engine, as vLLM counts them.", "N"),
@@ -134,6 +169,12 @@ def setting_options(
     block_size: Annotated[str | None, _option("--block-size", BY_HAND, "Tokens of a KV block.", "N")] = None,
     max_model_len: Annotated[
         str | None, _option("--max-model-len", BY_HAND, "The model's window in tokens.", "N")
+    ] = None,
+    model_config: Annotated[
+        str | None,
+        _option(
+            "--model-config", BY_HAND, "The model's config.json, for one with several KV groups.", "FILE"
+        ),
     ] = None,
 ) -> dict[str, object]:
     """The options as given, by their names in `kvgate.config`; None is not given.

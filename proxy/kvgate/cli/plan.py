@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgate.cli.load_words import check_writable
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,11 +22,23 @@ MODEL = "The model"
 MEMORY = "The memory of a GPU"
 SERVING = "How it is served"
 ANSWER = "The answer"
+LAYERS_MAX, NUMBER_MAX = 4096, 1_000_000_000
+TARGET_MAX = 1000
 
 
-def _option(flag: str, panel: str, text: str, metavar: str | None = None, least: int | None = None) -> Any:
+def _option(
+    flag: str,
+    panel: str,
+    text: str,
+    metavar: str | None = None,
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
+    """A number is bounded far above what there is, so that no sum runs away."""
+    if least is not None and most is None:
+        most = NUMBER_MAX
     return typer.Option(
-        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least
+        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least, max=most
     )
 
 
@@ -34,7 +47,7 @@ def plan(
         Path | None, _option("--model", MODEL, "Its config.json, or the folder with it.", "CONFIG_JSON")
     ] = None,
     layers: Annotated[
-        int | None, _option("--layers", MODEL, "Without a config.json: its layers.", "N", 1)
+        int | None, _option("--layers", MODEL, "Without a config.json: its layers.", "N", 1, LAYERS_MAX)
     ] = None,
     kv_heads: Annotated[int | None, _option("--kv-heads", MODEL, "And its KV heads.", "N", 1)] = None,
     head_dim: Annotated[int | None, _option("--head-dim", MODEL, "And elements of a head.", "N", 1)] = None,
@@ -132,6 +145,7 @@ def plan(
 
     if plot is not None:
         plot_format(plot)
+        check_writable("--plot", plot)
     question = Question(
         model=model,
         layers=layers,
@@ -192,13 +206,12 @@ def _size(option: str, text: str | None, bare: str = "") -> Size | None:
 
 
 def _utilization(text: str | None) -> Fraction | None:
+    from kvgate.planner.sizes import read_share  # noqa: PLC0415
+
     if text is None:
         return None
-    try:
-        share = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(0)
-    if not 0 < share <= 1:
+    share = read_share(text)
+    if share is None:
         raise ConfigError(
             f"--gpu-memory-utilization: {text!r} is not allowed; allowed: above 0 and at most 1, such as 0.9"
         )
@@ -208,7 +221,9 @@ def _utilization(text: str | None) -> Fraction | None:
 def _target(text: str | None) -> float | None:
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)[x×]?", text.strip())
-    if match is None or float(match[1]) <= 1:
-        raise ConfigError(f"--target: {text!r} is not allowed; allowed: how many times as many, such as 8x")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)[x×]?", text.strip(), re.ASCII)
+    if match is None or not 1 < float(match[1]) <= TARGET_MAX:
+        raise ConfigError(
+            f"--target: {text!r} is not allowed; allowed: how many times as many, such as 8x, at most {TARGET_MAX}x"
+        )
     return float(match[1])

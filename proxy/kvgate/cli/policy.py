@@ -10,6 +10,7 @@ import typer
 
 from kvgate.cli.policy_report import Row, rows_of, table
 from kvgate.errors import ConfigError
+from kvgate_policies.model_shape import layers_in_words
 
 if TYPE_CHECKING:
     from kvgate.config import Settings
@@ -38,11 +39,13 @@ def check(file: File, as_json: AsJson = False) -> int:
 
     errors: list[str] = []
     warnings: tuple[str, ...] = ()
+    models: dict[str, str] = {}
     try:
-        warnings = warnings_of(load_elsewhere(file))
+        settings = load_elsewhere(file)
+        warnings, models = warnings_of(settings), _models(settings, file)
     except ConfigError as error:
         errors = str(error).splitlines()
-    _print(file, errors, warnings, as_json=as_json)
+    _print(file, errors, warnings, models, as_json=as_json)
     return 1 if errors else 0
 
 
@@ -80,6 +83,19 @@ def schema() -> int:
     return 0
 
 
+def _models(settings: Settings, file: Path) -> dict[str, str]:
+    """What was understood of each pool's `model_config`."""
+    from kvgate.config.policy import read_policy  # noqa: PLC0415
+
+    understood = {spec.name: spec.kv_model for spec in settings.pool_specs()}
+    described = {name for name, pool in read_policy(file).pools.items() if pool.model_config_ is not None}
+    return {
+        name: "not looked at: there is no such file here" if model is None else layers_in_words(model)
+        for name, model in understood.items()
+        if name in described
+    }
+
+
 def _chosen(option: str, name: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
     if name is not None and name not in known:
         raise ConfigError(f"{option}: {name!r} is not in the file; allowed: {', '.join(known)}")
@@ -110,13 +126,17 @@ def _as_text(settings: Settings, found: dict[tuple[str, str], list[Row]], file: 
     return "\n\n".join((who, *parts))
 
 
-def _print(file: Path, errors: list[str], warnings: tuple[str, ...], *, as_json: bool) -> None:
+def _print(
+    file: Path, errors: list[str], warnings: tuple[str, ...], models: dict[str, str], *, as_json: bool
+) -> None:
     if as_json:
         result = {"file": str(file), "ok": not errors, "errors": errors, "warnings": warnings}
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps(result | ({"models": models} if models else {})))
         return
     if not errors:
         typer.echo(f"OK: {file}")
+    for name, model in models.items():
+        typer.echo(f"pool {name}: model_config: {model}")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     for error in errors:

@@ -24,6 +24,9 @@ KEYS: Mapping[str, str] = {
     "rewrite_max_tokens": "max_tokens.rewrite",
     "tokens_per_minute": "rate.tokens_per_minute",
     "requests_per_minute": "rate.requests_per_minute",
+    "reservation": "reservation",
+    "risk": "risk",
+    "revocable": "revocable",
     "overload_status": "on_overload",
 }
 """Field → its key in the file, in the order in which they are shown."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgate.cli.load_words import check_writable
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POLICIES, TRAFFIC, ENGINES, ANSWER = "The policies", "The traffic", "The engines", "The answer"
 POLICIES_MAX = 8
 """Columns that a table has room for."""
-SPEED_MAX = 1000.0
+SPEED_LEAST, SPEED_MAX = 0.001, 1000.0
 EXIT_INTERRUPTED = 130
 
 
@@ -108,6 +108,7 @@ def replay(
 
     if plot is not None:
         plot_format(plot)
+        check_writable("--plot", plot)
     hardware = Hardware(
         engines, num_gpu_blocks, block_size, max_model_len, max_num_seqs, max_num_batched_tokens, profile
     )
@@ -191,8 +192,8 @@ def _seconds(option: str, text: str | None) -> float | None:
 
 
 def _speed(speed: float) -> float:
-    if not (0 < speed <= SPEED_MAX and math.isfinite(speed)):
-        raise ConfigError(f"--speed: {speed:g} is not allowed; allowed: above 0 and at most {SPEED_MAX:g}")
+    if not SPEED_LEAST <= speed <= SPEED_MAX:
+        raise ConfigError(f"--speed: {speed:g} is not allowed; allowed: {SPEED_LEAST:g} to {SPEED_MAX:g}")
     return speed
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SDK_PATIENCE_S = 600.0
 """The default timeout of the OpenAI and Anthropic SDKs."""
 DEPTH_DOUBTED = 10_000
+TOKEN_CHARS_LEAST = 16
+"""Of an admin token on a port that others reach: `/admin` answers every guess."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -28,6 +30,7 @@ def warnings_of(settings: Settings, env_names: Iterable[str] = ()) -> tuple[str,
         *_of_tenants(settings),
         *_of_identity(settings.book.identity),
         *_of_admin(settings),
+        *_of_state(settings),
         *_misspelt(env_names),
     )
 
@@ -79,6 +82,16 @@ def _of_admin(settings: Settings) -> Iterator[str]:
             f"the admin port listens on {settings.admin_host} without a token: whoever reaches it can drain "
             "engines; set KVGATE_ADMIN_TOKEN"
         )
+    elif settings.admin_host not in LOOPBACK and len(settings.admin_token or "") < TOKEN_CHARS_LEAST:
+        yield (
+            f"the admin token has fewer than {TOKEN_CHARS_LEAST} characters: whoever reaches {settings.admin_host} "
+            "could guess it; openssl rand -hex 16 makes a good one"
+        )
+
+
+def _of_state(settings: Settings) -> Iterator[str]:
+    if settings.state_dir is not None and settings.ledger_shared:
+        yield "the state directory is not used: what is learned of lengths is kept in the shared ledger"
 
 
 def _at(origin: str) -> str:

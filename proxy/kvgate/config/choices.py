@@ -10,6 +10,10 @@ from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 from kvgate.config import units
+from kvgate.config.model_file import ALLOWED, model_of
+from kvgate_policies.forecast_fit import z_of
+from kvgate_policies.model_shape import ModelShape
+from kvgate_policies.types import Reservation
 
 COUNT_1_ALLOWED = "a whole number from 1"
 PROMPT_TOKENS_ALLOWED = "learned, backend, or local:DIR with a directory that has the model's tokenizer.json"
@@ -19,6 +23,10 @@ LEDGER_ALLOWED = (
 )
 SHARED_LEDGERS = frozenset(
     {"redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"}
+)
+COLLECTOR_ALLOWED = (
+    "the base URL of a collector that takes OTLP over HTTP, such as http://collector:4318; a key for it goes into "
+    "OTEL_EXPORTER_OTLP_HEADERS"
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OVERLOAD_STATUSES = (429, 503, 529)
@@ -47,6 +55,17 @@ def backend_url(value: object) -> str:
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError(f"base URLs without /v1: {text.rstrip('/').removesuffix('/v1')}")
     return text.rstrip("/")
+
+
+def collector_url(value: object) -> str:
+    """As `backend_url`; the path of traces, which is appended to it, is dropped."""
+    text = value.strip() if isinstance(value, str) else ""
+    parts = _split(text)
+    if parts is None or not text.isprintable() or " " in text:
+        raise ValueError(COLLECTOR_ALLOWED)
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError(COLLECTOR_ALLOWED)
+    return text.rstrip("/").removesuffix("/v1/traces")
 
 
 def _split(url: str) -> SplitResult | None:
@@ -109,12 +128,26 @@ def on_failure(value: object) -> Literal["local", "closed", "open"]:
             raise ValueError("local, closed or open")
 
 
-def reservation(value: object) -> Literal["guaranteed"]:
-    if value == "forecast":
-        raise ValueError("guaranteed (`forecast` is not in this version)")
-    if value != "guaranteed":
-        raise ValueError("guaranteed")
-    return "guaranteed"
+def reservation(value: object) -> Reservation:
+    match value:
+        case "guaranteed":
+            return "guaranteed"
+        case "forecast":
+            return "forecast"
+        case _:
+            raise ValueError("guaranteed or forecast")
+
+
+def risk(value: object) -> float:
+    """How often an engine may turn out too small, as a part of 1."""
+    try:
+        number = units.share(value)
+        z_of(number)
+    except ValueError:
+        raise ValueError(
+            "a percentage above 0% and up to 50%, such as 1%, or a number such as 0.01"
+        ) from None
+    return number
 
 
 def prompt_tokens(value: object) -> str:
@@ -126,6 +159,14 @@ def prompt_tokens(value: object) -> str:
     if kind != "local" or not directory:
         raise ValueError(PROMPT_TOKENS_ALLOWED)
     return text
+
+
+def model_config(value: object) -> ModelShape:
+    """The layers that a model's config.json describes, wherever it is."""
+    try:
+        return model_of(text(value))
+    except ValueError as error:
+        raise ValueError(f"{ALLOWED}; {error}") from error
 
 
 def log_level(value: object) -> str:
@@ -166,6 +207,14 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("text that is not empty")
     return value
+
+
+def secret(value: object) -> str:
+    """What can be sent in a header; white space around it is nobody's intent, such as the end of a file's line."""
+    stripped = value.strip() if isinstance(value, str) else ""
+    if not (stripped and stripped.isascii() and stripped.isprintable()):
+        raise ValueError("one line of ASCII text")
+    return stripped
 
 
 def pool_name(value: object) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from kvgate.config.given import Given
 from kvgate.config.identity import JWT_ALGORITHMS_DEFAULT, IdentityRules
-from kvgate.config.layers import Layer, Value, Written
+from kvgate.config.layers import OF_POOLS, POOL_DEFAULT, Layer, Value, Written
 from kvgate.config.tenant_choices import REJECT
 from kvgate.config.tenants import TenantBook
 
@@ -26,10 +26,14 @@ POOL_KEYS: Mapping[str, str] = {
     "backends": "backends",
     "prompt_tokens": "prompt_tokens",
     "reservation": "reservation",
+    "risk": "risk",
     "max_num_seqs": "max_num_seqs",
     "num_gpu_blocks": "num_gpu_blocks",
     "block_size": "block_size",
     "max_model_len": "max_model_len",
+    "prefix_affinity": "prefix_affinity",
+    "prefix_sharing": "prefix_sharing",
+    "priority": "priority",
     "speculative_tokens": "speculative_tokens",
     "watermark": "watermark",
     "prefill_tokens_max": "prefill_tokens",
@@ -49,6 +53,9 @@ LIMIT_KEYS: Mapping[str, tuple[str, ...]] = {
     "rewrite_max_tokens": ("max_tokens", "rewrite"),
     "tokens_per_minute": ("rate", "tokens_per_minute"),
     "requests_per_minute": ("rate", "requests_per_minute"),
+    "reservation": ("reservation",),
+    "risk": ("risk",),
+    "revocable": ("revocable",),
     "overload_status": ("on_overload",),
     "mode": ("mode",),
 }
@@ -110,16 +117,31 @@ def defaults_of(given: Mapping[str, Given]) -> Layer:
     }
 
 
-def book_of(policy: Policy, source: Path, keys: Mapping[bytes, str], defaults: Layer) -> TenantBook | None:
+def layers_of_pools(pools: Iterable[Mapping[str, Given]]) -> dict[str, Layer]:
+    """What each pool says of all its tenants, by its name; a pool is all that was given for it."""
+    layers: dict[str, Layer] = {}
+    for given in pools:
+        name = str(given["pool"].value) if "pool" in given else POOL_DEFAULT
+        layers[name] = {key: Value(given[key].value, given[key].origin) for key in OF_POOLS if key in given}
+    return {name: layer for name, layer in layers.items() if layer}
+
+
+def book_of(
+    policy: Policy,
+    source: Path,
+    keys: Mapping[bytes, str],
+    defaults: Layer,
+    pools: Mapping[str, Layer],
+) -> TenantBook | None:
     """The tenants of a policy file; None where it has none."""
     if policy.tenants is None:
         return None
     written: dict[str, Written] = {}
     for name, tenant in policy.tenants.items():
         at = f"{source}: tenants.{name}"
-        pools = {pool: layer_of(section, f"{at}.pools.{pool}") for pool, section in tenant.pools.items()}
-        written[name] = Written(layer_of(tenant, at), pools)
-    return TenantBook(identity_of(policy, source), keys, tuple(written), defaults, written)
+        in_pools = {pool: layer_of(section, f"{at}.pools.{pool}") for pool, section in tenant.pools.items()}
+        written[name] = Written(layer_of(tenant, at), in_pools)
+    return TenantBook(identity_of(policy, source), keys, tuple(written), defaults, written, pools)
 
 
 def identity_of(policy: Policy, source: Path) -> IdentityRules:

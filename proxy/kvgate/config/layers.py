@@ -1,14 +1,17 @@
 """What was written about tenants, in layers, and what comes of it.
 
-Pure. A later layer replaces a value of an earlier one: built-in defaults, `defaults`, the tenant's section, its
-section for the pool, a change at run time. Each value keeps the place it was written in to the end, so that it can
-be said why a number is what it is.
+Pure. A later layer replaces a value of an earlier one: built-in defaults, what the pool says of all its tenants,
+`defaults`, the tenant's section, its section for the pool, a change at run time. Each value keeps the place it was
+written in to the end, so that it can be said why a number is what it is.
+
+One value depends on another: with forecasts the length of an answer is learned, so that nothing is written into
+requests without a limit unless somebody wrote a default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvgate.config.patterns import best
@@ -56,6 +59,11 @@ RULES = tuple(one.name for one in fields(TenantRules))
 LIMITS = tuple(one.name for one in fields(TenantPolicy) if one.name not in {"name", "rules"})
 FIELDS = (*LIMITS, *RULES)
 """Everything that can be said of a tenant; the names of the two dataclasses do not overlap."""
+OF_POOLS = ("reservation", "risk")
+"""What a pool may say of all its tenants; settings of the same names."""
+DEFAULT_OUTPUT = "max_tokens_default"
+POOL_DEFAULT = "default"
+"""The name of a pool that nobody named."""
 
 
 def layer_of(policy: TenantPolicy, origin: str = "settings") -> Layer:
@@ -79,6 +87,8 @@ def effective(tenant: str, layers: Iterable[Layer]) -> Effective:
         levels |= dict.fromkeys(layer, level)
     rules = TenantRules(**_named(merged, RULES))
     policy = TenantPolicy(name=tenant, rules=rules, **_named(merged, LIMITS))
+    if policy.reservation == "forecast" and DEFAULT_OUTPUT not in merged:
+        policy = replace(policy, max_tokens_default=None)
     origins = {name: merged[name].origin if name in merged else BUILT_IN for name in FIELDS}
     return Effective(policy, origins, levels)
 

@@ -7,7 +7,8 @@
         aliases: [gpt-4o, "gpt-4*"]
         backends: [http://gpu-a:8000, http://gpu-b:8000]
         prompt_tokens: learned           # backend | local:/models/llama-70b
-        reservation: guaranteed
+        reservation: guaranteed          # forecast
+        risk: 1%                         # of forecasts
         max_num_seqs: 256
         speculative_tokens: 0
         watermark: 0%
@@ -69,9 +70,7 @@ class Pool(Section):
     """Engines that serve one model."""
 
     later: ClassVar[Mapping[str, str]] = {
-        "risk": "; it belongs to `reservation: forecast`",
-        "headroom": "; it belongs to `reservation: forecast`",
-        "model_config": "",
+        "headroom": "; `watermark` keeps blocks free, and `risk` leaves room for what forecasts can't know",
         "allow": "",
     }
     aliases: values.Aliases = ()
@@ -80,8 +79,11 @@ class Pool(Section):
     """Base URLs of vLLM servers, without /v1; all serve the same model."""
     prompt_tokens: values.PromptTokens = None
     """Who counts prompt tokens: `learned`, `backend`, or `local:DIR` with the model's tokenizer.json."""
-    reservation: values.Reservation = None
-    """`guaranteed`: the peak of each request is reserved."""
+    reservation: values.ReservationKind = None
+    """`guaranteed`: the peak of each request is reserved. `forecast`: what it is expected to hold, by the lengths of
+    answers seen; nothing is written into requests without a limit unless `max_tokens` says so."""
+    risk: values.Risk = None
+    """Of forecasts: how often an engine may turn out too small for what was started on it."""
     max_num_seqs: values.Count1 = None
     """The engines' --max-num-seqs, which vLLM does not export."""
     num_gpu_blocks: values.Count1 = None
@@ -90,6 +92,19 @@ class Pool(Section):
     """Tokens of a KV block, where it can't be discovered."""
     max_model_len: values.Count1 = None
     """The model's window in tokens, where it can't be discovered."""
+    model_config_: values.ModelConfig = Field(default=None, alias="model_config")
+    """The model's config.json (a path, from the policy file's folder; or what is in it), for models with several KV
+    groups: sliding window, Mamba."""
+    prefix_affinity: values.Switch = None
+    """Requests that begin alike go to the same engine, which has that beginning in its cache, as long as they fit there
+    and others are not much emptier."""
+    prefix_sharing: values.Switch = None
+    """`on`: of requests that run on one engine and begin alike, one reserves the KV blocks of that beginning, not each.
+    For prompts of token ids; with `prompt_tokens` of `backend` or `local:DIR` for chats and texts, too. With a ledger
+    in memory, and not for vLLM servers with --long-prefill-token-threshold."""
+    priority: values.Switch = None
+    """`on`: engines are told to preempt forecast requests before guaranteed ones, whatever priority clients ask for.
+    For vLLM servers with --scheduling-policy priority; others take no notice."""
     speculative_tokens: values.Count0 = None
     """vLLM's num_speculative_tokens."""
     watermark: values.Share = None
@@ -126,7 +141,8 @@ class MaxTokens(Section):
     """Output tokens of a sequence."""
 
     default: values.CountOrNone = None
-    """Reserved for, and written into, requests that set no limit; `none`: the rest of the window."""
+    """Reserved for, and written into, requests that set no limit; `none`, and unless written with forecasts: the rest
+    of the window."""
     cap: values.CountOrNone = None
     """A larger limit is lowered to this; `none`: no cap."""
     rewrite: values.Switch = None
@@ -158,6 +174,13 @@ class Limits(Section):
     queue: Queue = Queue()
     max_tokens: MaxTokens = MaxTokens()
     rate: Rate = Rate()
+    reservation: values.ReservationKind = None
+    """As the pool's `reservation`, which it replaces."""
+    risk: values.Risk = None
+    """As the pool's `risk`, which it replaces."""
+    revocable: values.Switch = None
+    """`on`: a request of class `batch` whose client has seen nothing may be stopped and sent back to its old place in
+    the queue, when forecasts turn out too low."""
     on_overload: values.OverloadStatus = None
     """HTTP status for a full queue and for a wait that took too long."""
 

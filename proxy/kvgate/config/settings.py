@@ -9,11 +9,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
+from kvgate.config.layers import OF_POOLS, POOL_DEFAULT, Layer, Value
 from kvgate.config.tenants import TenantBook, anonymous_book
-from kvgate_policies.types import TenantPolicy
+from kvgate_policies.forecast_fit import RISK_DEFAULT, RISK_MAX
+from kvgate_policies.model_shape import ModelShape
+from kvgate_policies.types import RESERVATION_DEFAULT, Reservation, TenantPolicy
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Risk = Annotated[float, Field(gt=0, le=RISK_MAX)]
 
 
 class Timeouts(BaseModel):
@@ -49,19 +53,28 @@ class PoolSpec(BaseModel):
     backends: tuple[str, ...]
     backend_api_key: str | None = Field(default=None, repr=False)
     prompt_tokens: str = "learned"
-    reservation: Literal["guaranteed"] = "guaranteed"
+    reservation: Reservation = RESERVATION_DEFAULT
+    risk: Risk = RISK_DEFAULT
     max_num_seqs: Count = 256
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     block_size: int | None = Field(default=None, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
+    kv_model: InstanceOf[ModelShape] | None = None
+    prefix_affinity: bool = True
+    prefix_sharing: bool = False
+    priority: bool = False
     speculative_tokens: int = Field(default=0, ge=0)
     watermark: float = Field(default=0.0, ge=0, lt=1)
     prefill_tokens_max: Count = 8192
 
 
 def _anonymous(data: dict[str, Any]) -> TenantBook:
-    # A tenant that is no policy was refused already; the book is then never seen.
-    return anonymous_book(data.get("tenant", TenantPolicy()))
+    # What is no policy, name or pool was refused already; the book is then never seen.
+    flat = {name: Value(data[name], "settings") for name in OF_POOLS if name in data}
+    pools: dict[str, Layer] = {data.get("pool", POOL_DEFAULT): flat}
+    for spec in data.get("pools", ()):
+        pools[spec.name] = {name: Value(getattr(spec, name), "settings") for name in OF_POOLS}
+    return anonymous_book(data.get("tenant", TenantPolicy()), pools=pools)
 
 
 class Settings(BaseModel):
@@ -71,7 +84,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    pool: str = "default"
+    pool: str = POOL_DEFAULT
     """Names the pool in metrics and its ledger in Redis: processes with the same name share one ledger. With one
     pool the model names that clients send are the backends' own."""
     aliases: tuple[str, ...] = ()
@@ -111,14 +124,24 @@ class Settings(BaseModel):
     """Then the file is put aside as FILE.1, and a new one begun: 100 MB are some 200,000 requests."""
     request_log_files_max: int = Field(default=10, ge=2, le=1000)
     """Files in all; the oldest is overwritten. Ten times 100 MB is what a small disk has to spare."""
+    otlp_endpoint: str | None = None
+    """Base URL of an OpenTelemetry collector that takes OTLP over HTTP; None makes no traces."""
+    trace_sample: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces begun here that are kept; one that a client began is kept if the client keeps it."""
     workers: int = Field(default=1, ge=1, le=64)
     """Processes that serve one port. Each is single-threaded, so more than there are cores gain nothing; 64 is
     a fuse against a slip of the pen."""
+    reservation: Reservation = RESERVATION_DEFAULT
+    """For the tenants of whom nothing else is said, as the next one."""
+    risk: Risk = RISK_DEFAULT
+    """Of forecasts: how often an engine may turn out too small for what was started on it."""
+    state_dir: str | None = None
+    """A directory that keeps the lengths of answers that were learned over a restart; None forgets them. A shared
+    ledger keeps them by itself."""
     tenant: TenantPolicy = TenantPolicy()
     """What holds for every tenant unless the book says otherwise; without tenants, the anonymous one."""
     book: InstanceOf[TenantBook] = Field(default_factory=_anonymous, exclude=True)
     """The tenants; only a policy file gives any."""
-    reservation: Literal["guaranteed"] = "guaranteed"
     prompt_tokens: str = "learned"
     """learned | backend | local:DIR"""
 
@@ -128,6 +151,16 @@ class Settings(BaseModel):
     """By hand, where discovery can't (as vLLM counts: the null block included)."""
     block_size: int | None = Field(default=None, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
+    kv_model: InstanceOf[ModelShape] | None = None
+    """The model's layers, by its config.json: what its KV groups are made of, where it has several."""
+    prefix_affinity: bool = True
+    """Whether requests that begin alike go to one engine, within bounds; no effect where none caches prefixes."""
+    prefix_sharing: bool = False
+    """Whether requests that run on one engine and begin alike reserve the blocks of that beginning once; only with a
+    ledger in memory (`shares_prefixes`)."""
+    priority: bool = False
+    """Whether engines are told that forecast requests are to be preempted before guaranteed ones; for vLLM servers
+    with --scheduling-policy priority. Others take no notice."""
     speculative_tokens: int = Field(default=0, ge=0)
     watermark: float = Field(default=0.0, ge=0, lt=1)
     """vLLM's --watermark, if the backends run with it."""
@@ -140,6 +173,9 @@ class Settings(BaseModel):
     """Re-sends after the request was sent and nothing came back; more would let one request walk the pool."""
     probe_interval_s: Seconds = 1.0
     probe_timeout_s: Seconds = 2.0
+    stall_after_s: Seconds = 30.0
+    """After which an engine that has requests and shows no sign of life is asked for a token, and taken out if that
+    does not come: longer than any single step, shorter than clients' patience."""
     busy_hold_s: Seconds = 0.5
     """How long an engine that said "busy" gets no new work."""
     body_bytes_max: Count = 32 * 1024 * 1024
@@ -156,6 +192,13 @@ class Settings(BaseModel):
     def ledger_shared(self) -> bool:
         """Whether other processes see the same ledger."""
         return not self.ledger_url.startswith("memory:")
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """`prefix_sharing`, where a ledger hears at once that a reservation grew. A shared one hears it with the next
+        heartbeat: until then it would give away the room that one request takes over from another.
+        """
+        return self.prefix_sharing and not self.ledger_shared
 
     def pool_specs(self) -> tuple[PoolSpec, ...]:
         """The pools in the order of the file; never empty."""

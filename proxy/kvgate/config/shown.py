@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgate.config.crosschecks import percent
 
-SHARES = frozenset({"guarantee", "limit", "watermark"})
+SHARES = frozenset({"guarantee", "limit", "risk", "trace_sample", "watermark"})
 
 
 def shown(name: str, value: object) -> str:

@@ -7,21 +7,30 @@ replaces the file's `defaults`; a tenant's own section is more special, and wins
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from kvgate.config.effects import TENANT, book_of, defaults_of, pool_settings, process_settings
+from kvgate.config.effects import (
+    TENANT,
+    book_of,
+    defaults_of,
+    layers_of_pools,
+    pool_settings,
+    process_settings,
+)
 from kvgate.config.given import Given, wrong
 from kvgate.config.keyring import Secrets, keys_of
 from kvgate.config.layers import effective as effective_tenant
+from kvgate.config.model_file import ALLOWED, model_of
 from kvgate.config.options import ENV_PREFIX, OPTIONS
 from kvgate.config.patterns import best
 from kvgate.config.policy import Policy, read_policy
 from kvgate.config.settings import PoolSpec, Settings
 from kvgate.config.tenants import anonymous_book
-from kvgate.config.together import check_tokenizers, checked
+from kvgate.config.together import check_tokenizers, check_traces, checked
 from kvgate.errors import ConfigError
 from kvgate_policies.types import TenantPolicy
 
@@ -50,6 +59,7 @@ def load(path: Path | None, env: Mapping[str, str], cli: Mapping[str, object]) -
     given = _given(OPTIONS, env, cli)
     settings = _of_file(path, given, Secrets(path, env)) if path else effective(given)
     check_tokenizers(settings, path, given)
+    check_traces(settings, given)
     return settings
 
 
@@ -99,9 +109,9 @@ def _unchecked(given: Mapping[str, Given]) -> Settings:
         raise ConfigError(
             "no backend: give --backend URL, KVGATE_BACKENDS, or a policy file with pools.NAME.backends"
         )
-    defaults = defaults_of(given)
-    tenant = effective_tenant(TenantPolicy().name, [defaults]).policy
-    return _build(given, {"tenant": tenant, "book": anonymous_book(tenant, defaults)})
+    defaults, pools = defaults_of(given), layers_of_pools([given])
+    tenant = effective_tenant(TenantPolicy().name, [*pools.values(), defaults]).policy
+    return _build(given, {"tenant": tenant, "book": anonymous_book(tenant, defaults, pools)})
 
 
 def policy_path(option: Path | None, env: Mapping[str, str]) -> Path | None:
@@ -116,7 +126,9 @@ def _of_file(path: Path, over: Mapping[str, Given], secrets: Secrets | None) -> 
     pools = [_pool(name, policy, source, secrets) for name in policy.pools]
     given = {**process_settings(policy, source), **pools[0], **over}
     settings = _unchecked(given)  # what holds by default need not make sense for a tenant that is not there
-    book = book_of(policy, path, keys_of(policy, source, secrets), defaults_of(given)) or settings.book
+    layers = layers_of_pools(pools if len(pools) > 1 else [given])
+    book = book_of(policy, path, keys_of(policy, source, secrets), defaults_of(given), layers)
+    book = replace(settings.book, pools=layers) if book is None else book
     several = tuple(_spec(pool) for pool in pools) if len(pools) > 1 else ()
     return checked(settings.model_copy(update={"book": book, "pools": several}), given)
 
@@ -129,7 +141,24 @@ def _pool(name: str, policy: Policy, source: str, secrets: Secrets | None) -> di
         origin = f"{source}: pools.{name}.api_key"
         secret = secrets.read(section.api_key, origin)
         given["backend_api_key"] = Given("backend_api_key", secret, origin)
+    model = _model(
+        section.model_config_, Path(source).parent, f"{source}: pools.{name}.model_config", secrets
+    )
+    if model is not None:
+        given["kv_model"] = model
     return given
+
+
+def _model(value: object, folder: Path, origin: str, secrets: Secrets | None) -> Given | None:
+    """The model that a pool's section describes; None for none, and for a file that is not where it is checked."""
+    elsewhere = secrets is None and isinstance(value, str) and not (folder / value).exists()
+    if value is None or elsewhere:
+        return None
+    try:
+        return Given("kv_model", model_of(value, folder), origin)
+    except ValueError as error:
+        shown = value if isinstance(value, str) else "…"
+        raise ConfigError(wrong(origin, shown, f"{ALLOWED}; {error}")) from error
 
 
 def _check_one_pool_meant(policy: Policy, source: str, over: Mapping[str, Given]) -> None:
@@ -156,7 +185,8 @@ def _spec(given: Mapping[str, Given]) -> PoolSpec:
 
 def _given(options: Sequence[Option], env: Mapping[str, str], cli: Mapping[str, object]) -> dict[str, Given]:
     """What the environment and, over it, the command line say of these options. Raises ConfigError."""
-    given = _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
+    given = _of((o, o.standard_env, env[o.standard_env]) for o in options if env.get(o.standard_env))
+    given |= _of((o, o.env, env[o.env]) for o in options if env.get(o.env))
     return given | _of((o, o.flag, cli[o.key]) for o in options if o.flag and cli.get(o.key) is not None)
 
 

@@ -30,6 +30,8 @@ class TenantBook:
     defaults: Layer = field(default_factory=dict[str, Value], repr=False)
     """What holds for each of them unless its own section says otherwise."""
     tenants: Mapping[str, Written] = field(default_factory=dict[str, Written], repr=False)
+    pools: Mapping[str, Layer] = field(default_factory=dict[str, Layer], repr=False)
+    """What a pool says of all its tenants, by its name: before `defaults`."""
     overrides: Mapping[str, Override] = field(default_factory=dict[str, Override])
     """Changes at run time in all pools, by tenant."""
     pool_overrides: Mapping[str, Mapping[str, Override]] = field(
@@ -91,11 +93,13 @@ class TenantBook:
         written = self.tenants.get(tenant, Written())
         override = self.overrides.get(tenant, Override())
         in_pool = self.pool_overrides.get(pool, {}).get(tenant, Override())
-        layers = (self.defaults, written.values, written.of_pool(pool))
+        layers = (self.pools.get(pool, {}), self.defaults, written.values, written.of_pool(pool))
         return *layers, override.layer(), in_pool.layer()
 
 
-def anonymous_book(tenant: TenantPolicy, defaults: Layer | None = None) -> TenantBook:
+def anonymous_book(
+    tenant: TenantPolicy, defaults: Layer | None = None, pools: Mapping[str, Layer] | None = None
+) -> TenantBook:
     """The book of a process without tenants: one, to whom every request belongs."""
     layer = layer_of(tenant) if defaults is None else defaults
-    return TenantBook(IdentityRules(), {}, (tenant.name,), layer)
+    return TenantBook(IdentityRules(), {}, (tenant.name,), layer, pools=pools or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,3 +58,24 @@ def check_tokenizers(settings: Settings, path: Path | None, given: Mapping[str, 
             origin = one.origin if one else f"{path}: pools.{spec.name}.prompt_tokens"
             allowed = f"a directory with a tokenizer.json; {directory} has none"
             raise ConfigError(wrong(origin, spec.prompt_tokens, allowed))
+
+
+TRACES_NEED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+"""What the extra `otel` installs."""
+
+
+def check_traces(settings: Settings, given: Mapping[str, Given]) -> None:
+    """A machine that is to send traces needs the software that does. Raises ConfigError."""
+    if settings.otlp_endpoint is None or all(_is_installed(name) for name in TRACES_NEED):
+        return
+    origin = given["otlp_endpoint"].origin if "otlp_endpoint" in given else "otlp_endpoint"
+    raise ConfigError(
+        f"{origin}: traces need OpenTelemetry, which is not installed: pip install 'kvgate[otel]', or unset it"
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package above it
+        return False

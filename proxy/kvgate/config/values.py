@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from kvgate.config import choices, tenant_choices, units
+from kvgate.config import choices, model_file, tenant_choices, units
 from kvgate.config.identity import JWT_ALGORITHMS
 from kvgate.config.section import secret
-from kvgate_policies.types import CLASSES, Mode, Order, PriorityClass
+from kvgate_policies.types import CLASSES, Mode, Order, PriorityClass, Reservation
 
 _COUNT = r"\d+(\.\d+)?[kM]?"
 _TEXT_COUNT: dict[str, Any] = {"type": "string", "pattern": f"^{_COUNT}$"}
@@ -84,13 +84,30 @@ Aliases = Annotated[
     BeforeValidator(choices.aliases),
     WithJsonSchema({"type": "array", "minItems": 1, "items": _NAME, "uniqueItems": True}),
 ]
+ModelConfig = Annotated[
+    str | Mapping[str, object] | None,
+    BeforeValidator(model_file.written),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}]}),
+]
 PromptTokens = Annotated[
     str | None,
     BeforeValidator(choices.prompt_tokens),
     WithJsonSchema({"type": "string", "pattern": "^(learned|backend|local:.+)$"}),
 ]
-Reservation = Annotated[
-    Literal["guaranteed"] | None, BeforeValidator(choices.reservation), _one_of("guaranteed")
+ReservationKind = Annotated[
+    Reservation | None, BeforeValidator(choices.reservation), _one_of("guaranteed", "forecast")
+]
+Risk = Annotated[
+    float | None,
+    BeforeValidator(choices.risk),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+                {"type": "string", "pattern": r"^\d{1,2}(\.\d+)?%$"},
+            ]
+        }
+    ),
 ]
 LedgerUrl = Annotated[
     str | None, BeforeValidator(choices.ledger_url_in_a_file), WithJsonSchema({"type": "string"})

@@ -13,7 +13,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from kvgate.console.session import Signer, cookie_of
+from kvgate.console.session import Signer, sessions_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,10 @@ class Access:
         """Until when this request's sender may look (Unix time; infinity without an end); None: not at all."""
         if self._signer is None or self._has_token(request):
             return math.inf
-        return self._signer.expires_at(cookie_of(request.headers.get("cookie", "")), self._now())
+        signer, now = self._signer, self._now()
+        header = "; ".join(request.headers.getlist("cookie"))
+        ends = (signer.expires_at(session, now) for session in sessions_in(header))
+        return max((end for end in ends if end is not None), default=None)
 
     def is_over(self, until: float) -> bool:
         return self._now() >= until

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -43,7 +44,9 @@ class Console:
         self._snapshots = Snapshots(view, clock)
         self._viewers = Viewers(self._snapshots)
         self._files = read_files()
-        self._pages = Starlette(routes=self._routes(Login(self._access, clock)))
+        self._pages = Starlette(
+            routes=self._routes(Login(self._access, clock)), exception_handlers={HTTPException: _as_problem}
+        )
 
     def _routes(self, login: Login) -> list[Route]:
         return [
@@ -117,6 +120,13 @@ class Console:
 
 async def _to_page(_: Request) -> Response:
     return RedirectResponse(f"{ROOT}/", HTTPStatus.PERMANENT_REDIRECT, NO_STORE)
+
+
+def _as_problem(_: Request, error: Exception) -> Response:
+    """What no route takes, in the words and with the headers of all the rest."""
+    if not isinstance(error, HTTPException):
+        raise error
+    return problem(HTTPStatus(error.status_code), error.detail, error.headers)
 
 
 def _log_in_first() -> Response:

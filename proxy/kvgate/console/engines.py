@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kvgate.telemetry.scrape import EngineGauges, EngineStatus
     from kvgate_policies.types import EngineUse, KVCost, LedgerView
 
+WHY_DRAINING = "an operator told kvgate to send it no new work: a drain, or a policy without it"
+
 FOREIGN_FACTOR, FOREIGN_SEQS = 1.25, 8
 """How many more sequences than are reserved show that an engine has others, too."""
 
@@ -35,11 +37,14 @@ def _engine(status: EngineStatus, use: EngineUse | None) -> EngineShown:
     gauges, reserved = status.gauges, ZERO_COST if use is None else use.reserved
     blocks = 0 if limits is None else limits.blocks
     kv_usage = None if gauges is None else gauges.kv_usage
+    state = str(status.state)
+    is_draining = state == "draining"
+    is_empty = not (use is not None and use.reservations) and not (gauges is not None and _has_any(gauges))
     return EngineShown(
         id=status.id,
         url=status.url,
-        state=str(status.state),
-        why=str(getattr(status, "why", "")),
+        state="drained" if is_draining and is_empty else state,
+        why=WHY_DRAINING if is_draining else str(getattr(status, "why", "")),
         accepting=use is not None and use.limits.accepting,
         blocks=blocks,
         blocks_open=0 if limits is None else limits.blocks_open,
@@ -77,6 +82,11 @@ def _has_foreign(gauges: EngineGauges, seqs_reserved: int) -> bool:
     """
     waiting, running = gauges.waiting or 0, gauges.running or 0
     return waiting > 0 and waiting + running > FOREIGN_FACTOR * seqs_reserved + FOREIGN_SEQS
+
+
+def _has_any(gauges: EngineGauges) -> bool:
+    """By its own word, and whoever sent it."""
+    return bool(gauges.running or gauges.waiting)
 
 
 def _whole(number: float | None) -> int | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kvgate import __version__
+from kvgate.admin.waiting import blocks_of
 from kvgate.config.overrides import CALLED
 from kvgate.console.engines import engines_shown
 from kvgate.console.sentence import headline
@@ -72,7 +73,7 @@ class LocalView:
             processes=view.processes,
             queued=view.queued,
             oldest_wait_s=round(view.oldest_wait_s, 3),
-            blocks=sum(use.limits.blocks for use in view.engines if use.limits.accepting),
+            blocks=blocks_of(view),
             engines=engines,
             engines_more=engines_more,
             tenants=tenants,

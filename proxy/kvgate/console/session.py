@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 
 COOKIE = "kvgate_console"
 SESSION_S = 8 * 3600
 """A working day: then the token is asked for again."""
 COOKIE_CHARS_MAX = 256
 """Of a cookie that is looked at; ours have 120."""
+SESSIONS_MAX = 4
+"""Of a request that are looked at: two consoles on one host, on different ports or paths, can give a browser two."""
 _SALT = b"kvgate console session 1"
 
 
@@ -52,14 +53,12 @@ class Signer:
         return hmac.new(self.key, claim.encode(), hashlib.sha256).hexdigest()
 
 
-def cookie_of(header: str) -> str:
-    """The session in a `Cookie` header; empty without one."""
-    jar: SimpleCookie = SimpleCookie()
-    try:
-        jar.load(header)
-    except CookieError:
-        return ""
-    return jar[COOKIE].value if COOKIE in jar else ""
+def sessions_in(header: str) -> list[str]:
+    """The sessions in a `Cookie` header. Whatever else is in it is passed over: browsers send along what any other
+    server of the same host has set, on whichever port, in forms that no grammar has (RFC 6265, section 8.5).
+    """
+    pairs = (pair.strip().partition("=") for pair in header.split(";"))
+    return [value.strip('"') for name, _, value in pairs if name == COOKIE and value][:SESSIONS_MAX]
 
 
 def set_cookie(session: str, *, secure: bool) -> str:

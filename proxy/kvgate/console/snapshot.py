@@ -11,14 +11,18 @@ from typing import Literal
 
 import msgspec
 
+from kvgate.admin.waiting import WaitsFor
+
 ENGINES_SHOWN_MAX = 100
 """Engines of a pool in a snapshot, those that take no work first: more bars than that are not read."""
 CHANGES_SHOWN_MAX = 500
 """Changes of tenants at run time in a snapshot: as many as tenants are shown."""
 
+TAKEN_OUT = frozenset({"draining", "drained"})
+"""States of an engine that gets no new work because kvgate was told so; `drained` has nothing left on it."""
+
 Kind = Literal["guaranteed", "expected", "at_risk"]
 Level = Literal["ok", "note", "wait", "stop"]
-WaitsFor = Literal["an engine", "its own limit", "room"]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -88,6 +92,10 @@ class TenantShown(msgspec.Struct, frozen=True):
     service: float
     waits_for: WaitsFor | None
     """None when none of its requests waits."""
+    after: tuple[str, ...] = ()
+    """The higher classes that wait for room, too, and are served before it."""
+    below_guarantee: bool = False
+    """It waits for room, holds less than it is guaranteed, and so is served before those that are not."""
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -113,7 +121,7 @@ class PoolShown(msgspec.Struct, frozen=True):
     queued: int
     oldest_wait_s: float
     blocks: int
-    """KV blocks of all engines that take work: what shares are shares of."""
+    """KV blocks of all engines that are known, whether they take work or not: what shares are shares of."""
     engines: tuple[EngineShown, ...]
     engines_more: int
     tenants: tuple[TenantShown, ...]

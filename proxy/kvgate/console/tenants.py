@@ -5,22 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvgate.console.snapshot import TenantShown, WaitsFor
-from kvgate_policies.types import TenantPolicy
+import msgspec
+
+from kvgate.admin.waiting import waits_for
+from kvgate.console.snapshot import TenantShown
+from kvgate_policies.types import CLASSES, TenantPolicy
 
 if TYPE_CHECKING:
+    from kvgate.admin.waiting import WaitsFor
     from kvgate.config.tenants import TenantBook
     from kvgate_policies.types import LedgerView, TenantUse
 
 
 def tenants_shown(view: LedgerView, pool: str, book: TenantBook) -> tuple[TenantShown, ...]:
     """Those of the view, who are boundedly many: who waits longest first, then who holds most."""
-    accepting = any(use.limits.accepting for use in view.engines)
-    blocks = sum(use.limits.blocks for use in view.engines if use.limits.accepting)
     uses = sorted(view.tenants, key=lambda use: (-use.oldest_wait_s, -use.queued, -use.blocks, use.name))
-    return tuple(
-        _tenant(use, _policy(book, use, pool), _waits_for(use, blocks, accepting=accepting)) for use in uses
-    )
+    shown = [_tenant(use, _policy(book, use, pool), waits_for(use, view)) for use in uses]
+    waiting = {one.priority for one in shown if _is_in_turn(one)}
+    return tuple(_with_turn(one, waiting) for one in shown)
+
+
+def _is_in_turn(tenant: TenantShown) -> bool:
+    """It waits for what others wait for, too, by the rules."""
+    return tenant.waits_for == "room" and tenant.mode == "enforce"
+
+
+def _with_turn(tenant: TenantShown, waiting: set[str]) -> TenantShown:
+    """Who comes first, by the classes that wait; ageing, which lets a low class through now and then, aside."""
+    if not _is_in_turn(tenant):
+        return tenant
+    if tenant.blocks < tenant.blocks_guaranteed:
+        return msgspec.structs.replace(tenant, below_guarantee=True)
+    higher = CLASSES[: [one.value for one in CLASSES].index(tenant.priority)]
+    after = tuple(one.value for one in higher if one.value in waiting)
+    return msgspec.structs.replace(tenant, after=after) if after else tenant
 
 
 def _policy(book: TenantBook, use: TenantUse, pool: str) -> TenantPolicy:
@@ -31,7 +49,7 @@ def _policy(book: TenantBook, use: TenantUse, pool: str) -> TenantPolicy:
         return TenantPolicy(use.name, rules=use.rules)
 
 
-def _tenant(use: TenantUse, policy: TenantPolicy, waits_for: WaitsFor | None) -> TenantShown:
+def _tenant(use: TenantUse, policy: TenantPolicy, waits: WaitsFor | None) -> TenantShown:
     rules = policy.rules
     return TenantShown(
         name=use.name,
@@ -49,24 +67,8 @@ def _tenant(use: TenantUse, policy: TenantPolicy, waits_for: WaitsFor | None) ->
         queued=use.queued,
         oldest_wait_s=round(use.oldest_wait_s, 3),
         service=round(use.service),
-        waits_for=waits_for,
+        waits_for=waits,
     )
-
-
-def _waits_for(use: TenantUse, blocks: int, *, accepting: bool) -> WaitsFor | None:
-    """As far as the sums show: how large the next request is, only the queue knows."""
-    if not use.queued:
-        return None
-    if not accepting:
-        return "an engine"
-    return "its own limit" if _is_at_limit(use, blocks) else "room"
-
-
-def _is_at_limit(use: TenantUse, blocks: int) -> bool:
-    """One more of the size that its requests have now would exceed what the policy gives it."""
-    bound = use.blocks_limit if use.rules.borrow else min(use.blocks_limit, use.blocks_guaranteed)
-    typical = -(-use.blocks // use.reservations) if use.reservations else 1
-    return bound < blocks and use.blocks + typical > bound
 
 
 class Modes:

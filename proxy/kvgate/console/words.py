@@ -16,6 +16,7 @@ UNREACHABLE = frozenset({"a connection was refused", "connection refused", "no a
 
 STATES = {
     "draining": "drains",
+    "drained": "is drained",
     "unknown": "has not answered yet",
     "busy": "is busy by its own word",
     "suspended": "answers without tokens",

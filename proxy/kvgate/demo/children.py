@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _READY_S_MAX = 60.0
 """A start takes a second or two; on a machine that is busy with other work it has taken ten times that."""
@@ -68,15 +68,15 @@ class Children:
     def __exit__(self, *exc: object) -> None:
         self.end()
 
-    def start(self, name: str, *arguments: str) -> Child:
-        """Start `python -m kvgate` with these arguments."""
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
+        """Start `python -m kvgate` with these arguments, and these variables beside those of this process."""
         output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         process = subprocess.Popen(  # noqa: S603  our own command
             [sys.executable, "-m", "kvgate", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=_environment() | dict(environment or {}),
             start_new_session=True,
             preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  one system call; no thread runs yet
         )

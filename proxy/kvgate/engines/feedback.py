@@ -55,10 +55,11 @@ class Feedback:
         if self.is_stale(now_s):
             self.trust, self.drift = Trust(), Drift()
         self.fresh_s = now_s
-        if gauges.preemptions is not None:
-            self.trust = trust_step(self.trust, gauges.preemptions, now_s)
         gauge = None if use is None else _gauge(gauges, use, now_s)
-        self.drift = Drift() if gauge is None else drift_step(self.drift, gauge)
+        before, self.drift = self.drift, Drift() if gauge is None else drift_step(self.drift, gauge)
+        if gauges.preemptions is not None:
+            others = before.excess_blocks > 0 or self.drift.excess_blocks > 0
+            self.trust = trust_step(self.trust, gauges.preemptions, now_s, explained=others)
         return True
 
     def is_stale(self, now_s: float) -> bool:

@@ -86,7 +86,10 @@ def read_event(data: bytes, tokens_before: int) -> Progress:
     """
     if data == b"[DONE]":
         return Progress(done=True)
-    chunk = _decode(data)
+    try:
+        chunk = _decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
     if chunk.error is not None:
         return Progress(error=_error_text(chunk.error))
     usage = chunk.usage

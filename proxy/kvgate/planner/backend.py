@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvgate.engines.metrics import CACHE_CONFIG, read_metrics
 from kvgate.engines.models import read_models, window
 from kvgate.errors import ConfigError
+from kvgate.planner.sizes import read_share
 
 ANSWER_S_MAX = 10.0
 """A scrape takes milliseconds; a server that is starting or hung is told apart from a slow one by this."""
@@ -65,7 +66,7 @@ def read_reported(url: str, metrics: str, models: bytes) -> Reported:
         max_concurrency=cache.kv_cache_max_concurrency,
         prefix_caching=cache.enable_prefix_caching,
         kv_dtype=labels.get("cache_dtype"),
-        utilization=_share(labels.get("gpu_memory_utilization")),
+        utilization=read_share(labels.get("gpu_memory_utilization", "")),
         pool_bytes=_pool_bytes(labels),
     )
 
@@ -91,11 +92,3 @@ def _labels(metrics: str) -> dict[str, str]:
 def _pool_bytes(labels: dict[str, str]) -> int | None:
     given, override = labels.get("kv_cache_memory_bytes", ""), labels.get("num_gpu_blocks_override", "None")
     return int(given) if given.isdecimal() and int(given) and override == "None" else None
-
-
-def _share(text: str | None) -> Fraction | None:
-    try:
-        share = Fraction(text or "")
-    except ValueError:
-        return None
-    return share if 0 < share <= 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvgate.errors import ConfigError
@@ -18,14 +19,17 @@ LINES_MAX = 5
 LENGTH_LEAST = 128
 """Tokens: where the axis begins."""
 POINTS_PER_DOUBLING = 4
+MISSING = "--plot: needs matplotlib, which is not installed: pip install 'kvgate[plots]'"
 
 
 def plot_format(path: Path) -> str:
-    """`png` or `svg`, by the file's name. Raises ConfigError."""
+    """`png` or `svg`, by the file's name. Raises ConfigError, also where nothing can be drawn."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
             f"--plot: {path} is not allowed; allowed: a file that ends in {' or '.join(FORMATS)}"
         )
+    if find_spec("matplotlib") is None:
+        raise ConfigError(MISSING)
     return path.suffix.lower().removeprefix(".")
 
 
@@ -54,9 +58,7 @@ def write_plot(answer: Answer, path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra
     except ImportError as error:
-        raise ConfigError(
-            "--plot: needs matplotlib, which is not installed: pip install 'kvgate[plots]'"
-        ) from error
+        raise ConfigError(MISSING) from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves(answer).items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from typing import TYPE_CHECKING
 
 from kvgate_policies.capacity_setup import UTILIZATION_DEFAULT, Memory
@@ -15,6 +18,10 @@ SEQUENCES_LEAST = 256
 OUTPUT_TOKENS_DEFAULT = 2048
 """What kvgate writes into requests without a limit, and at most a quarter of the window."""
 BACKEND = "http://127.0.0.1:8000"
+DRAFT_MODEL = "DRAFT_MODEL"
+"""Which model drafts is not asked; a word to put it in the place of, as MODEL is."""
+_PLAIN = re.compile(r"[\w.:/~%+-]+")
+"""What needs no quotes in a YAML list in one line; an IPv6 address does."""
 
 
 def sequence_slots(plan: Plan) -> int:
@@ -26,7 +33,7 @@ def vllm_command(plan: Plan, question: Question) -> str:
     """`vllm serve …`. What is vLLM's own default is left out."""
     setup = plan.setup
     model = (
-        str(question.model.parent if question.model.is_file() else question.model)
+        shlex.quote(str(question.model.parent if question.model.is_file() else question.model))
         if question.model
         else "MODEL"
     )
@@ -43,8 +50,15 @@ def vllm_command(plan: Plan, question: Question) -> str:
     if question.block_size is not None:
         options["--block-size"] = question.block_size
     options |= _parallel(plan)
+    if question.batched_tokens is not None:
+        options["--max-num-batched-tokens"] = question.batched_tokens
+    if setup.draft_tokens:
+        drafts = {"model": DRAFT_MODEL, "num_speculative_tokens": setup.draft_tokens}
+        options["--speculative-config"] = shlex.quote(json.dumps(drafts))
     options["--max-num-seqs"] = sequence_slots(plan)
-    return " ".join(["vllm serve", model, *(f"{name} {value}" for name, value in options.items())])
+    caching = {None: [], True: ["--enable-prefix-caching"], False: ["--no-enable-prefix-caching"]}
+    valued = (f"{name} {value}" for name, value in options.items())
+    return " ".join(["vllm serve", model, *valued, *caching[question.prefix_caching]])
 
 
 def _parallel(plan: Plan) -> dict[str, object]:
@@ -61,11 +75,12 @@ def _parallel(plan: Plan) -> dict[str, object]:
 def policy_file(plan: Plan, question: Question) -> str:
     """A policy for `kvgate serve --policy`, valid for `kvgate policy check`."""
     output = min(OUTPUT_TOKENS_DEFAULT, max(plan.setup.max_model_len // 4, 1))
+    backend = (question.backend or BACKEND).rstrip("/").removesuffix("/v1")
     lines = [
         "version: 1",
         "pools:",
         "  planned:",
-        f"    backends: [{(question.backend or BACKEND).rstrip('/').removesuffix('/v1')}]",
+        f"    backends: [{backend if _PLAIN.fullmatch(backend) else json.dumps(backend)}]",
         f"    max_num_seqs: {sequence_slots(plan)}",
     ]
     if plan.setup.draft_tokens:

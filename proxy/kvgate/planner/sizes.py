@@ -22,6 +22,9 @@ _OTHER = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
 ALLOWED = "a size with its unit, such as 80GiB (1024³ bytes each) or 80GB (1000³ bytes each)"
+BYTES_MAX = 1024**5
+"""A thousand times what the largest rack of GPUs has."""
+_CHARACTERS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,24 @@ class Size:
 
 def read_size(text: str) -> Size:
     """Raises ValueError with what is allowed."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _CHARACTERS_MAX else None
     unit = _BY_LOWER.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(ALLOWED)
-    return Size(Fraction(match[1]), unit)
+    size = Size(Fraction(match[1]), unit)
+    if size.bytes > BYTES_MAX:
+        raise ValueError(f"{ALLOWED}, at most 1024TiB")
+    return size
+
+
+def read_share(text: str) -> Fraction | None:
+    """A number above 0 and at most 1, exactly as written; None for what is none."""
+    try:
+        if 0 < float(text) <= 1:  # first, as an exponent of a million has no exact number
+            return Fraction(text)
+    except ValueError:
+        pass
+    return None
 
 
 def in_unit(size_bytes: Fraction | int, unit: str) -> str:

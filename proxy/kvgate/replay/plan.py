@@ -24,6 +24,8 @@ DIRECT, DEFAULT = "direct", "default"
 BUILT_IN = (DIRECT, DEFAULT)
 ENGINES_MAX = 256
 """A pool of more is no pool any more."""
+BLOCKS_MAX, BLOCK_SIZE_MAX = 4_000_000, 65_536
+"""Of one engine, whose blocks are in memory one by one; and the tokens of a block, which hybrid models make large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,12 @@ def _check(policy: str, sizes: EngineSizes, engines: int) -> None:
     """Raises ConfigError for engines that can't be."""
     if not 1 <= engines <= ENGINES_MAX:
         raise ConfigError(f"--engines: {engines} is not allowed; allowed: 1 to {ENGINES_MAX}")
+    for option, value, most in (
+        ("--num-gpu-blocks", sizes.num_gpu_blocks, BLOCKS_MAX),
+        ("--block-size", sizes.block_size, BLOCK_SIZE_MAX),
+    ):
+        if value > most:
+            raise ConfigError(f"{option}: {value} is not allowed; allowed: at most {most:,}")
     if not accepts_sizes(sizes):
         raise ConfigError(
             f"--max-num-batched-tokens: {sizes.max_num_batched_tokens} is not allowed; allowed: more than "

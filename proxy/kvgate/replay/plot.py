@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvgate.errors import ConfigError
-from kvgate.planner.plot import plot_format
+from kvgate.planner.plot import MISSING, plot_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,7 @@ def write_plot(found: Sequence[Replayed], path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra
     except ImportError as error:
-        raise ConfigError(
-            "--plot: needs matplotlib, which is not installed: pip install 'kvgate[plots]'"
-        ) from error
+        raise ConfigError(MISSING) from error
     figure = Figure(figsize=(10, 9), layout="constrained")
     waiting, cache, waits = figure.subplots(3, 1)
     for one in found:

@@ -51,6 +51,8 @@ class Curve:
         return self.area / self.span_s if self.span_s > 0 else 0.0
 
     def points(self) -> list[tuple[float, float]]:
-        """The middle of each span, seconds, and the mean in it."""
+        """The middle of each span, seconds, and the mean in it; none where the whole has no length."""
+        if self.span_s <= 0:
+            return []
         width_s = self.span_s / BINS
         return [((number + 0.5) * width_s, area / width_s) for number, area in enumerate(self._areas)]

@@ -17,6 +17,8 @@ from kvgate.traffic import Format, Reading, format_of, read_requests
 if TYPE_CHECKING:
     from kvgate.telemetry.request_line import LoggedRequest
 
+SPAN_S_MAX = 366 * 86_400.0
+"""From the first arrival to the last: a time that is further away is a slip in the file."""
 REQUESTS_MAX = 1_000_000
 """Of a file, kept in memory: some 700 bytes each while it is read, then 200."""
 
@@ -63,6 +65,7 @@ def _synthetic(source: str, choice: Choice) -> Workload:
         return _faster(_first(made.offered(choice.seed), choice.duration_s), choice.speed)
 
     span_s = min(made.span_s, choice.duration_s or made.span_s) / choice.speed
+    _check_span(source, span_s)
     return Workload(source, offered, span_s, tuple(made.tenants))
 
 
@@ -81,10 +84,20 @@ def _of_file(path: Path, choice: Choice) -> Workload:
         raise ConfigError(f"{path}: no request{where} in it that could be replayed{_why(path, reading)}")
     notes = tuple(_notes(taken, reading))
     requests = list(_faster(_first(taken.requests, choice.duration_s), choice.speed))
+    _check_span(str(path), requests[-1].arrived_s)
     if choice.tenants is not None:
         requests = list(_dealt(requests, choice.tenants, choice.seed))
     names = tuple(dict.fromkeys(one.tenant for one in requests))
     return Workload(str(path), lambda: requests, requests[-1].arrived_s, names, notes)
+
+
+def _check_span(source: str, span_s: float) -> None:
+    """Raises ConfigError for what would take as good as for ever."""
+    if span_s > SPAN_S_MAX:
+        raise ConfigError(
+            f"{source}: its requests come over {span_s / 86_400:,.0f} days; allowed: {SPAN_S_MAX / 86_400:.0f}. "
+            "Take the beginning of it with --duration, or make it faster with --speed"
+        )
 
 
 def _why(path: Path, reading: Reading) -> str:

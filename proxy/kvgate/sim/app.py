@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 VERSION = "0.32.0"
 """The vLLM whose wire this is."""
 METRICS_SLOW_S = 5.0
+TRACEPARENTS_MAX = 256
+"""Kept of the latest requests; a vLLM would make spans of them."""
 
 _GENERATING = {
     "/v1/chat/completions": Kind.CHAT,
@@ -55,6 +58,8 @@ class SimApp:
     """Refuse new connections for so many seconds."""
     faults: Faults = field(default_factory=Faults)
     created_at: int = field(default_factory=lambda: int(time.time()))
+    traceparents: deque[str] = field(default_factory=lambda: deque(maxlen=TRACEPARENTS_MAX))
+    """Which span each request to generate came from, as it said; empty for those that did not."""
     _stale_page: str = ""
 
     def _routes(self) -> dict[str, dict[str, Callable[[Exchange], Awaitable[None]]]]:
@@ -104,6 +109,7 @@ class SimApp:
 
     async def _generate(self, exchange: Exchange) -> None:
         raw = await self._raw_json(exchange)
+        self.traceparents.append(exchange.headers.get("traceparent", ""))
         generator = Generator(self.engine, self.faults, self.served, self.refuse)
         await generator.handle(exchange, _GENERATING[exchange.path], raw)
 
@@ -253,6 +259,7 @@ class SimApp:
             "faults_waiting": self.faults.waiting,
             "faults_of_server": sorted(self.faults.server),
             "started_at": self.engine.stats.started_at,
+            "traceparents": list(self.traceparents),
         }
 
     async def _add_fault(self, exchange: Exchange) -> None:

@@ -8,10 +8,11 @@ read they don't count.
 from __future__ import annotations
 
 from kvgate.sse.body import JSONVerdict, inspect_json
-from kvgate.sse.fields import StreamError, is_busy, is_unknown_model
+from kvgate.sse.fields import Finish, StreamError, is_busy, is_unknown_model
 from kvgate.sse.meter import FirstEvent, SSEMeter
 
 __all__ = [
+    "Finish",
     "FirstEvent",
     "JSONVerdict",
     "SSEMeter",

@@ -10,10 +10,12 @@ import msgspec
 from kvgate.sse.fields import (
     ABORTED_STATUSES,
     Choice,
+    Finish,
     StreamError,
     Usage,
     aborted,
     error_of,
+    finish_of,
     has_output,
     larger,
     read,
@@ -30,6 +32,8 @@ class JSONVerdict:
     aborted: bool
     """The engine gave up before the end."""
     error: StreamError | None
+    finish: Finish | None = None
+    """How it ended, by its first choice."""
 
 
 _NOT_GENERATING = (Endpoint.POOLING, Endpoint.AUDIO)
@@ -66,6 +70,7 @@ def inspect_json(endpoint: Endpoint, body: bytes) -> JSONVerdict:
         empty=endpoint not in _NOT_GENERATING and _is_empty(seen, completion_tokens, gave_up=gave_up),
         aborted=gave_up,
         error=error_of(seen.error) if seen.error is not None else None,
+        finish=_finish(seen),
     )
 
 
@@ -75,6 +80,12 @@ def _gave_up(seen: _Body) -> bool:
     if seen.type == "message":
         return seen.stop_reason is None
     return seen.object == "response" and seen.status in ABORTED_STATUSES
+
+
+def _finish(seen: _Body) -> Finish | None:
+    if seen.choices:
+        return finish_of(seen.choices[0].finish_reason)
+    return finish_of(seen.stop_reason if seen.type == "message" else seen.status)
 
 
 def _is_empty(seen: _Body, completion_tokens: int | None, *, gave_up: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,7 +25,19 @@ ABORT_REASONS = ("abort", "error")
 ABORTED_STATUSES = ("cancelled", "failed")
 """The same for the Responses API."""
 
+LIMIT_REASONS = ("length", "max_tokens", "incomplete")
+"""What OpenAI's APIs, Anthropic's and the Responses API call an end by the limit."""
+
 S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Finish(StrEnum):
+    """How a whole answer ended."""
+
+    STOP = "stop"
+    """By itself: the end-of-sequence token, a stop string, a tool call."""
+    LIMIT = "limit"
+    """It was cut at its limit, and would have gone on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,13 @@ def error_of(error: Any) -> StreamError:
 def _error(code: int | None, message: Any) -> StreamError:
     text = message if isinstance(message, str) else ""
     return StreamError(code, text, says_busy(text.encode()))
+
+
+def finish_of(reason: Any) -> Finish | None:
+    """What a finish reason, stop reason or status says; None where the answer is not whole."""
+    if not isinstance(reason, str) or reason in (*ABORT_REASONS, *ABORTED_STATUSES):
+        return None
+    return Finish.LIMIT if reason in LIMIT_REASONS else Finish.STOP
 
 
 def aborted(choice: Choice) -> bool:

@@ -23,10 +23,12 @@ from kvgate.sse.events import (
 from kvgate.sse.fields import (
     ABORTED_STATUSES,
     Choice,
+    Finish,
     StreamError,
     Usage,
     aborted,
     error_of,
+    finish_of,
     has_output,
     larger,
     read,
@@ -61,6 +63,7 @@ class SSEMeter:
         "done",
         "error",
         "events",
+        "finish",
         "first",
         "prompt_tokens",
         "response_id",
@@ -81,6 +84,8 @@ class SSEMeter:
         self.error: StreamError | None = None
         self.aborted = False
         """The engine gave up (a finish reason of abort or error): not a success even when `done`."""
+        self.finish: Finish | None = None
+        """How the answer ended, once the engine has said so; of several choices, the last one."""
         self.first: FirstEvent | None = None
         """None until it is known. An event that only opens the answer (chat's role chunk, `message_start`)
         counts as TOKEN at the end of its chunk, as vLLM sends it with the first token; if the end of the
@@ -169,6 +174,8 @@ class SSEMeter:
             return
         gave_up = any(map(aborted, choices))
         self.aborted |= gave_up
+        for choice in choices:
+            self.finish = finish_of(choice.finish_reason) or self.finish
         if any(map(has_output, choices)) or not (gave_up or all(map(_is_opening, choices))):
             self._token()
         elif gave_up:
@@ -206,6 +213,8 @@ class SSEMeter:
 
     def _anthropic_stop(self, delta: Any) -> None:
         """Anthropic has no word for an abort: vLLM sends a null `stop_reason` then."""
+        if isinstance(delta, dict):
+            self.finish = finish_of(delta.get("stop_reason")) or self.finish
         if isinstance(delta, dict) and "stop_reason" in delta and delta["stop_reason"] is None:
             self.aborted = True
             if not self.tokens_seen and not self.completion_tokens:
@@ -243,6 +252,7 @@ class SSEMeter:
         if response is not None:
             self._count(response.usage)
             self.aborted |= response.status in ABORTED_STATUSES
+            self.finish = finish_of(response.status)
         if failed:
             self.aborted = True
             self._fail(error_of(response.error if response is not None else None))

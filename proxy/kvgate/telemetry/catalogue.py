@@ -175,7 +175,8 @@ REQUEUES = _counter(
     "upstream_requeues_total",
     ("cause",),
     "Granted requests that went back to the queue, by what they saw of the engine.",
-    "busy: max_num_seqs here is above the engine's, or others use it too. connect, reset: see engine_state.",
+    "busy: max_num_seqs here is above the engine's, or others use it too. connect, reset: see engine_state. "
+    "unshared: those that held the same beginning ended as it was granted; harmless.",
 )
 RESENDS = _counter(
     "upstream_resends_total",
@@ -364,7 +365,7 @@ SHARED_BLOCKS = _gauge(
     ("engine",),
     "KV blocks that running requests of this process hold and others have reserved, because their prompts begin alike: "
     "what reservations are smaller by.",
-    "0 with `prefix_sharing: on`: prompts don't come as token ids, or differ in their first block.",
+    "0 with `prefix_sharing: on`: prompts differ in their first block, or their token ids are not known (learned).",
     Across.SUM,
 )
 USABLE_BLOCKS = _gauge(

@@ -13,6 +13,9 @@ from kvgate_policies.types import InferenceRequest, TokenCount
 Tokenize = Callable[[Mapping[str, object]], Awaitable[int]]
 """Ask an engine's `POST /tokenize` for the number of tokens. Raises `TokenizeFailed`."""
 
+TokenIds = Callable[[Mapping[str, object]], Awaitable[bytes]]
+"""Token ids of the prompt in a body of `POST /tokenize`, four bytes each. May raise whatever the tokenizer raises."""
+
 
 class TokenizeFailed(Exception):
     """No engine could count: none is up, it took too long, or it refused the body."""

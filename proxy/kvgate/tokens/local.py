@@ -20,6 +20,8 @@ from kvgate.tokens.learned import LearnedCounter
 from kvgate.tokens.model_tokenizer import ModelTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgate.tokens.base import Tokenize
     from kvgate_policies.types import InferenceRequest, TokenCount
 
@@ -55,6 +57,12 @@ class LocalCounter:
 
     def learn(self, request: InferenceRequest, prompt_tokens: int) -> None:
         self._learned.learn(request, prompt_tokens)
+
+    async def token_ids(self, body: Mapping[str, object]) -> bytes:
+        """For `IdsCounter`: of one body of `POST /tokenize`. Raises as `ModelTokenizer.ids`."""
+        return await anyio.to_thread.run_sync(
+            self._tokenizer.ids, body, abandon_on_cancel=True, limiter=self._threads
+        )
 
     async def _count_here(self, request: InferenceRequest) -> TokenCount | None:
         if not countable(request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 CACHE_MAX = 4096
 """Counts remembered, about 150 bytes each: retries and prompts that come again."""
+
+ID_TYPE = "I"
+"""Four bytes each."""
 
 
 class NotCounted(Exception):
@@ -40,14 +44,23 @@ class ModelTokenizer:
         prompt = body.get("prompt")
         if isinstance(prompt, list):
             return len(prompt)
+        text, specials = self._text(body)
+        return self._count_text(text, specials=specials)
+
+    def ids(self, body: Mapping[str, object]) -> bytes:
+        """The token ids of a text or a chat, four bytes each. Raises as `count`."""
+        text, specials = self._text(body)
+        return array(ID_TYPE, self._encode(text, specials=specials)).tobytes()
+
+    def _text(self, body: Mapping[str, object]) -> tuple[str, bool]:
+        """The text, and whether the tokenizer adds its special tokens."""
+        prompt = body.get("prompt")
         if isinstance(prompt, str):
-            return self._count_text(prompt, specials=bool(body.get("add_special_tokens", True)))
+            return prompt, bool(body.get("add_special_tokens", True))
         if self._template is None:
             raise NotCounted("the model's folder has no chat template")
         # A template writes the special tokens itself, so by default none are added.
-        return self._count_text(
-            self._template.render(body), specials=bool(body.get("add_special_tokens", False))
-        )
+        return self._template.render(body), bool(body.get("add_special_tokens", False))
 
     def _count_text(self, text: str, *, specials: bool) -> int:
         key = hashlib.blake2b(text.encode(), digest_size=16, person=b"specials" if specials else b"").digest()
@@ -56,11 +69,14 @@ class ModelTokenizer:
             if known is not None:
                 self._counts.move_to_end(key)
                 return known
-        # Of the ways to encode, only this one lets other threads run meanwhile.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=specials)
-        tokens = len(encoding.ids)
+        tokens = len(self._encode(text, specials=specials))
         with self._lock:
             self._counts[key] = tokens
             if len(self._counts) > CACHE_MAX:
                 self._counts.popitem(last=False)
         return tokens
+
+    def _encode(self, text: str, *, specials: bool) -> list[int]:
+        # Of the ways to encode, only this one lets other threads run meanwhile.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=specials)
+        return encoding.ids

@@ -97,12 +97,14 @@ def format_of(path: Path, said: str = "") -> Format:
     """By the first line. Raises ConfigError for a file that can't be read (`said` ends its message), or is none of
     them.
     """
+    if path.is_fifo():
+        raise ConfigError(f"{path} is a pipe; allowed: a file, which is read more than once")
     _, first = next(numbered_lines(path, said), (0, b""))
-    text = first.decode("utf-8-sig", errors="replace").strip()
+    text = _text(first).strip()
     if text.startswith("{"):
         found = _decoded(text)
         return Format.MOONCAKE if "input_length" in found and "arrived" not in found else Format.LOG
-    names = {name.strip() for name in next(csv.reader([text]), [])}
+    names = set(_values(text))
     for known in (Format.AZURE, Format.BURSTGPT):
         if names.issuperset(COLUMNS[known]):
             return known
@@ -162,7 +164,7 @@ def _decoded(line: bytes | str) -> Mapping[str, Any]:
     """An object; one without anything for a line that is none."""
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -171,7 +173,7 @@ def _csv_rows(path: Path, reading: Reading) -> Iterator[tuple[int, Mapping[str, 
     """A line is a row: none of the traces has a line break in a value."""
     names: list[str] = []
     for number, line in numbered_lines(path):
-        values = [one.strip() for one in next(csv.reader([_text(line)]), [])]
+        values = _values(_text(line))
         if not names:
             names = values
         elif line:
@@ -182,8 +184,15 @@ def _csv_rows(path: Path, reading: Reading) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _text(line: bytes) -> str:
-    """With the mark that some programs put before the first line taken off, and nothing that ends the reader."""
-    return line.decode("utf-8-sig", errors="replace").replace("\0", "").rstrip("\r\n")
+    return line.decode(errors="replace").replace("\0", "").rstrip("\r\n")
+
+
+def _values(text: str) -> list[str]:
+    """Of a line; none of one that is no CSV, such as one with a carriage return inside."""
+    try:
+        return [one.strip() for one in next(csv.reader([text]), [])]
+    except csv.Error:
+        return []
 
 
 def _request(

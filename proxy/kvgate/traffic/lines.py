@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, BinaryIO
 
 from kvgate.errors import ConfigError
@@ -31,6 +32,8 @@ def _lines(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := opened.readline(LINE_BYTES_MAX):
         number += 1
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)  # a mark that some programs put before a text
         if line[-1:] != b"\n" and len(line) == LINE_BYTES_MAX and _skip_rest(opened):
             yield number, b""
         elif line.strip():

@@ -120,7 +120,11 @@ def _nothing(path: Path, tally: Tally, pool: str | None, tenant: str | None) -> 
         return f"{path}: no request of {named} in it"
     if tally.skipped:
         return (
-            f"{path}: none of its {tally.skipped} lines is a request. A log of `kvgate serve --request-log FILE` "
+            f"{path}: none of its {tally.skipped:,} lines is a request. A log of `kvgate serve --request-log FILE` "
             "has a JSON object with `arrived`, `outcome` and more in each line"
         )
+    if tally.failed:
+        return f"{path}: none of its {tally.failed:,} requests had an answer, so no length is known"
+    if not tally.timed:
+        return f"{path}: it has the names of its columns, and no request"
     return f"{path}: it is empty. kvgate writes a line when a request ends"

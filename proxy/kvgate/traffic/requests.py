@@ -47,7 +47,7 @@ def _read_log(path: Path, reading: Reading) -> Iterator[LoggedRequest]:
             reading.lines += 1
             try:
                 request = _decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 why = str(error) if line else f"longer than {LINE_BYTES_MAX:,} bytes"
                 reading.skip(number, why if file == path else f"{why} ({file.name})")
                 continue

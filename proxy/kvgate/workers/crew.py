@@ -66,7 +66,7 @@ def do_front(settings: Settings, sockets: Places, drained: DrainedEngines) -> Ca
         logs = configure_logs(settings.log_level, settings.log_format)
         logs.addFilter(Named("front"))
         try:
-            anyio.run(_serve_front, asked_at, sockets, drained)
+            anyio.run(_serve_front, asked_at, sockets, drained, settings.admin_token)
         finally:
             logs.close()
         return 0
@@ -74,12 +74,15 @@ def do_front(settings: Settings, sockets: Places, drained: DrainedEngines) -> Ca
     return work
 
 
-async def _serve_front(asked_at: dict[str, str], sockets: Places, drained: DrainedEngines) -> None:
-    async with front_app(asked_at, drained) as app:
+async def _serve_front(
+    asked_at: dict[str, str], sockets: Places, drained: DrainedEngines, token: str | None
+) -> None:
+    async with front_app(asked_at, drained, token) as app:
         server = Server(app)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(server.serve, [sockets.front])
                 async for _ in received:
+                    app.close()
                     server.should_exit = server.force_exit = True
                     return

@@ -3,7 +3,8 @@
 `/metrics` is merged (`telemetry.merge`). `/livez` and `/readyz` ask everyone. `/admin` is passed on: what reads
 goes to the first worker that answers, for the ledger is the same for all and each knows all engines; so does a
 change of a tenant, which the ledger keeps for all; what becomes of engines is told to all, for it must hold without
-the ledger too. The workers check the token, and the front adds nothing that needs one.
+the ledger too. The workers check the token there. `/console` is the front's own: it shows what all of them tell, and
+what is changed through it goes to `/admin` as well.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ from http import HTTPStatus
 
 import anyio
 import httpx
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvgate.admin.bounded import BODY_BYTES_MAX, TOO_LARGE
 from kvgate.admin.changes import ASKED_BY
+from kvgate.admin.state import JOINING
+from kvgate.clock import SystemClock
+from kvgate.console import Console
+from kvgate.telemetry.formats import OPENMETRICS, encoder_for
 from kvgate.telemetry.merge import MergedPages
+from kvgate.workers.crew_view import CrewView
 from kvgate.workers.drained import DrainedEngines
 
 ASK_S_MAX = 2.0
 """For one worker's answer. It is on the same machine and answers in milliseconds, unless its loop is stuck."""
 PROBE_S_MAX = 0.8
 """The same for a probe, whose asker mostly waits a second: a worker that is away must not fail it for the rest."""
-BODY_BYTES_MAX = 64 * 1024
-"""Of a request to `/admin`: the name of an engine, a dozen fields of a tenant."""
 NO_STORE = {"cache-control": "no-store"}
 PASSED_ON = frozenset({"authorization", "content-type", "accept"})
 PASSED_BACK = frozenset({"content-type", "www-authenticate", "cache-control", "allow"})
@@ -40,8 +44,10 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def front_app(asked_at: Mapping[str, str], drained: DrainedEngines) -> AsyncGenerator[Starlette]:
-    """The ASGI app; `asked_at` has the unix socket of each worker by its name."""
+async def front_app(
+    asked_at: Mapping[str, str], drained: DrainedEngines, token: str | None
+) -> AsyncGenerator[Console]:
+    """The ASGI app; `asked_at` has the unix socket of each worker by its name, `token` is what they ask for."""
     async with AsyncExitStack() as stack:
         workers: dict[str, httpx.AsyncClient] = {}
         for name, address in asked_at.items():
@@ -55,7 +61,8 @@ async def front_app(asked_at: Mapping[str, str], drained: DrainedEngines) -> Asy
                 trust_env=False,
             )
             workers[name] = await stack.enter_async_context(client)
-        yield routes(Front(workers, drained))
+        front = Front(workers, drained)
+        yield Console(routes(front), CrewView(front.ask_all, token), token, SystemClock())
 
 
 def routes(front: Front) -> Starlette:
@@ -80,7 +87,7 @@ class Front:
 
     async def livez(self, _: Request) -> Response:
         """200 while the loop of at least one worker runs; the parent replaces those that end."""
-        answers = await self._ask_all("GET", "/livez", within_s=PROBE_S_MAX)
+        answers = await self.ask_all("GET", "/livez", within_s=PROBE_S_MAX)
         alive = {name: answer is not None for name, answer in answers.items()}
         return JSONResponse(
             {"alive": any(alive.values()), "workers": alive}, 200 if any(alive.values()) else 503, NO_STORE
@@ -91,31 +98,30 @@ class Front:
 
         One that is being replaced does not count: the others serve meanwhile.
         """
-        answers = await self._ask_all("GET", "/readyz", within_s=PROBE_S_MAX)
-        told = {name: answer for name, answer in answers.items() if answer is not None}
-        ready = bool(told) and all(answer.status_code == HTTPStatus.OK for answer in told.values())
+        answers = await self.ask_all("GET", "/readyz", within_s=PROBE_S_MAX)
+        told = [answer for answer in answers.values() if answer is not None and not _joins(answer)]
+        ready = bool(told) and all(answer.status_code == HTTPStatus.OK for answer in told)
         workers = {name: _json(answers[name]) for name in answers}
         return JSONResponse({"ready": ready, "workers": workers}, 200 if ready else 503, NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
-        try:
-            encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except (ValueError, TypeError):  # a version that is none
-            encode, content_type = choose_encoder("")
+        """In the format that is asked for, which the workers are asked for too: only OpenMetrics has exemplars."""
+        accept = request.headers.get("accept", "")
+        _, content_type = encoder_for(accept)
         async with self._scraping:  # the pages are taken in order: none may replace a later one
-            answers = await self._ask_all("GET", "/metrics")
+            answers = await self.ask_all("GET", "/metrics", {"accept": accept})
             for name, answer in answers.items():
                 if answer is not None and answer.status_code == HTTPStatus.OK:
                     self._pages.take(name, answer.text)
                 else:
                     self._pages.miss(name)
-            body = encode(self._pages)
+            body = self._pages.render(openmetrics=content_type.startswith(OPENMETRICS))
         return Response(body, headers={"content-type": content_type})
 
     async def admin(self, request: Request) -> Response:
         body = await _bounded_body(request)
         if body is None:
-            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {BODY_BYTES_MAX} bytes.")
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
         headers[ASKED_BY] = request.client.host if request.client else ""
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -125,9 +131,9 @@ class Front:
                 if answer is not None:
                     return _passed_back(answer)
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "No worker answers.")
-        done = _common(await self._ask_all(request.method, path, headers, body))
+        done = _common(await self.ask_all(request.method, path, headers, body))
         if done.status_code == HTTPStatus.OK:
-            self._note(path, body)
+            self._note(request.url.path, body)
         return done
 
     def _note(self, path: str, body: bytes) -> None:
@@ -136,7 +142,7 @@ class Front:
         if path in note:
             note[path](json.loads(body)["engine_id"].rstrip("/"))
 
-    async def _ask_all(
+    async def ask_all(
         self,
         method: str,
         path: str,
@@ -207,6 +213,12 @@ def _json(answer: httpx.Response | None) -> object:
         return answer.json() if answer is not None else "no answer"
     except ValueError:
         return "no answer"
+
+
+def _joins(answer: httpx.Response) -> bool:
+    """No client gets to this worker yet, so it can fail none."""
+    parts = _json(answer)
+    return isinstance(parts, dict) and JOINING in parts
 
 
 async def _nowhere(_: Request) -> Response:

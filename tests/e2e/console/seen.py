@@ -46,3 +46,18 @@ NAMELESS = """
   .map((element) => element.outerHTML.slice(0, 120))
 """
 """What can be used or means something, and has no name for those who don't see it."""
+
+SHARES = """
+(bar) => [...bar.children].map((part) => (part.getBoundingClientRect().right - bar.getBoundingClientRect().left) / bar.clientWidth)
+"""
+"""Where the fill and the ticks of a bar end, 0 to 1."""
+
+BROKEN = r"""
+() => {
+  const texts = document.createTreeWalker(document.querySelector("#content"), NodeFilter.SHOW_TEXT, (text) => text.parentElement.closest(".unseen") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+  const found = [];
+  while (texts.nextNode()) if (/\d (%|(s|min|h)\b)/.test(texts.currentNode.data)) found.push(texts.currentNode.data);
+  return found;
+}
+"""
+"""Texts in which a line may end between a number and its unit."""

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 from starlette.applications import Starlette
 
 from e2e.console.rig import looking
-from e2e.console.seen import CONTRASTS, NAMELESS, OVERFLOW
+from e2e.console.seen import BROKEN, CONTRASTS, NAMELESS, OVERFLOW, SHARES
 from kvgate.clock import SystemClock
 from kvgate.console import Console
 from kvgate.console.look import with_headline
@@ -64,6 +65,9 @@ class Shown:
         self._serving.append((console, server, asyncio.create_task(server.serve([sock]))))
         await started(server)
 
+    def let_look(self, viewers: int) -> None:
+        self._serving[-1][0]._viewers._viewers_max = viewers
+
     async def stop(self) -> None:
         console, server, task = self._serving.pop()
         console.close()
@@ -108,13 +112,53 @@ async def test_hostile_names_are_text(browser: Browser) -> None:
     async with showing(told) as shown, looking(browser, shown.url) as looker:
         page = looker.page
         await expect(page.locator("#tenants-body tr")).to_have_count(2)
-        await expect(page.locator("#headline-text")).to_contain_text(f"3 of them tenant {HOSTILE}'s")
+        await expect(page.locator("#headline-text")).to_contain_text(f"3 of {HOSTILE}, 2 of")
         await expect(page.locator("#tenants-body")).to_contain_text(SCRIPT)
         await expect(page.locator("#rejections-body")).to_contain_text(HOSTILE)
         await expect(page.locator("#banners")).to_contain_text(HOSTILE)
         assert await page.locator("img").count() == 1, "its own"
         assert await page.locator("script").count() == 1
         await looker.picture("hostile-1440-light")
+
+
+@pytest.mark.parametrize("width", [390, 800, 930, 1440])
+async def test_the_longest_names_widen_nothing(browser: Browser, width: int) -> None:
+    longest = "N" * 128
+    refused = RejectionShown("p", longest, "queue_full", "rejected", 429, "No room.", 1, 2.0)
+    shown_pool = pool(
+        engine("http://a", 95),
+        tenants=(tenant(longest, 3), tenant("b", 2, priority="interactive", limit=0.3, guarantee=0.1)),
+    )
+    change = ChangeShown(longest, None, {"weight": "6.0"}, 60.0)
+    told = snapshot(shown_pool, rejections=(refused,), changes=(change,))
+    async with showing(told) as shown, looking(browser, shown.url, width=width) as looker:
+        page = looker.page
+        await expect(page.locator("#rejections-body")).to_contain_text(longest)
+        assert await page.evaluate(OVERFLOW) <= 0
+        word = page.locator("#tenants-body .word", has_text="interactive")
+        lines = await word.evaluate("cell => cell.firstChild.getClientRects().length")
+        assert lines == 1, "a word is not broken"
+
+
+async def test_one_more_than_may_look_still_sees_something(browser: Browser) -> None:
+    async with showing(snapshot(pool(engine("http://a", 95)))) as shown:
+        shown.let_look(0)
+        async with looking(browser, shown.url) as looker:
+            looker.expected = ("503",)
+            await expect(looker.page.locator(".engine")).to_have_count(1)
+            await expect(looker.page.locator("#link")).to_have_attribute("data-state", "live")
+            shown.let_look(1)
+            await expect(looker.page.locator("#link")).to_have_attribute("data-state", "live")
+
+
+async def test_a_fragment_that_is_no_pools_is_none(browser: Browser) -> None:
+    async with (
+        showing(snapshot(pool(engine("http://a", 95)))) as shown,
+        looking(browser, shown.url) as looker,
+    ):
+        await looker.page.goto(f"{shown.url}/console/#pool=100%")
+        await looker.page.reload()
+        await expect(looker.page.locator(".engine")).to_have_count(1)
 
 
 async def test_many_tenants_are_a_page_that_can_be_sorted_and_searched(browser: Browser) -> None:
@@ -166,6 +210,84 @@ async def test_several_pools_have_a_switch(browser: Browser) -> None:
         await expect(page.locator("#headline-text")).to_contain_text("acme")
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_fill_label_and_ticks_are_of_one_whole(browser: Browser, width: int) -> None:
+    """Of all engines, also of one that takes no work; and bars end where the others do."""
+    holds = tenant(
+        "acme",
+        2,
+        blocks=30,
+        guarantee=0.3,
+        blocks_guaranteed=60,
+        limit=0.4,
+        blocks_limit=80,
+        waits_for="room",
+    )
+    held = msgspec.structs.replace(holds, below_guarantee=True)
+    after = msgspec.structs.replace(tenant("night", 1), after=("interactive", "standard"))
+    told = snapshot(
+        pool(engine("http://a", 95), away("http://b:8000", "drained"), tenants=(held, after)),
+        rejections=(RejectionShown("p", "acme", "queue_full", "rejected", 429, "No room.", 1, 2.0),),
+    )
+    async with showing(told) as shown, looking(browser, shown.url, width=width) as looker:
+        page = looker.page
+        row = page.locator("#tenants-body tr").first
+        await expect(row).to_contain_text("15 % · guarantee 30 % · limit 40 % · below its guarantee")
+        parts = await row.locator(".bar").evaluate(SHARES)
+        assert parts == pytest.approx([0.15, 0.3, 0.4], abs=0.015)
+        await expect(row.locator(".share")).to_have_attribute(
+            "title", "30 of 200 KV blocks of all engines, guarantee 60, limit 80"
+        )
+        await expect(page.get_by_role("button", name="Share of all KV cache")).to_have_attribute(
+            "title", re.compile("^Of the KV cache of all known engines of the pool, whether they accept")
+        )
+        await expect(page.locator("#tenants-body tr").last).to_contain_text(
+            "for room, after interactive and standard"
+        )
+        await expect(page.locator(".engine .chip")).to_have_text(["accepting", "drained"])
+        ends = await page.locator(".engine .bars").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect().right)"
+        )
+        assert len(set(ends)) == 1
+        assert await page.evaluate(BROKEN) == [], "a number and its unit stay together"
+        assert await page.evaluate(OVERFLOW) <= 0
+        names = await page.locator("#rejections-body td").evaluate_all(
+            "all => all.map((one) => one.dataset.name)"
+        )
+        assert names == ["Last", "Tenant", "Reason", "How often, since start", "Told"]
+        await expect(page.locator("#link")).to_have_attribute("title", re.compile(r"^data of \d+ s ago$"))
+
+
+async def test_the_last_engine_is_drained_by_a_second_word_and_comes_back_by_one(browser: Browser) -> None:
+    one, two = engine("http://a", 10), engine("http://b", 10)
+    async with showing(snapshot(pool(one, two))) as shown, looking(browser, shown.url) as looker:
+        page, asked = looker.page, list[str]()
+
+        async def answer(route: Route) -> None:
+            asked.append(route.request.url.rpartition("/")[2])
+            await route.fulfill(json={"engines": [], "everywhere": True})
+
+        await page.route("**/admin/engines/*", answer)
+        await page.route(
+            "**/session",
+            lambda route: route.fulfill(json={"needs_login": False, "may_look": True, "may_change": True}),
+        )
+        await page.reload()
+        await page.get_by_role("button", name="Drain a").click()
+        await expect(page.locator("#drain-do")).to_have_text("Drain")
+        await expect(page.locator("#drain-last")).to_be_hidden()
+        await page.keyboard.press("Escape")
+        shown.now = snapshot(pool(one, away("http://b", "draining")))
+        await page.get_by_role("button", name="Undrain b").click()
+        await expect(page.locator("#drain-dialog")).to_be_hidden()
+        await page.get_by_role("button", name="Drain a").click()
+        await expect(page.locator("#drain-last")).to_contain_text("the last engine that accepts work")
+        assert asked == ["undrain"]
+        await page.locator("#drain-do").click()
+        await expect(page.locator("#drain-dialog")).to_be_hidden()
+        assert asked == ["undrain", "drain"]
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 async def test_all_states_of_engines_and_modes(browser: Browser, width: int, dark: bool) -> None:
@@ -184,21 +306,23 @@ async def test_all_states_of_engines_and_modes(browser: Browser, width: int, dar
             kept_for="0123456789abcdef-12",
             seqs_reserved=7,
         ),
-        away("http://gpu-c:8000", "draining", "told to give it no new work"),
+        away("http://gpu-c:8000", "draining", "an operator told kvgate to send it no new work"),
         away("http://gpu-d:8000", "down", "connection refused"),
         away("http://gpu-e:8000#1", "error", "its metrics have no vllm:cache_config_info"),
         engine("http://gpu-f:8000", 20, state="trial", foreign=True, waiting=12, preemptions=3),
     )
     tenants = (
         tenant(
-            "acme", 14, limit=0.4, blocks=38, blocks_limit=40, waits_for="its own limit", oldest_wait_s=75.0
+            "acme", 14, limit=0.4, blocks=228, blocks_limit=240, waits_for="its own limit", oldest_wait_s=75.0
         ),
         tenant(
             "a-team-with-a-name-that-is-as-long-as-names-may-be-and-has-no-place-to-break-it-123456789",
             1,
             mode="observe",
         ),
-        tenant("partition", guarantee=0.3, blocks_guaranteed=30, borrow=False, blocks=12, service=12_345_678),
+        tenant(
+            "partition", guarantee=0.3, blocks_guaranteed=180, borrow=False, blocks=72, service=12_345_678
+        ),
     )
     shown_pool = pool(*engines, tenants=tenants, ledger_mode="local", processes=3, enforced=2, observed=1)
     change = ChangeShown("acme", None, {"weight": "6.0", "limit": "0.4"}, 3100.0)
@@ -225,7 +349,7 @@ async def test_data_that_gets_old_and_a_lost_connection_are_said(browser: Browse
     async with showing(snapshot(pool(engine()))) as shown, looking(browser, shown.url) as looker:
         looker.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
         link = looker.page.locator("#link-text")
-        await expect(link).to_have_text("live")
+        await expect(link).to_have_text("page live")
         shown.now = None
         await expect(link).to_have_text(re.compile(r"^no news, data is \d+ s old$"))
         await shown.stop()
@@ -233,4 +357,4 @@ async def test_data_that_gets_old_and_a_lost_connection_are_said(browser: Browse
         await expect(looker.page.locator("#headline-text")).to_be_visible()
         shown.now = snapshot(pool(engine()))
         await shown.start()
-        await expect(link).to_have_text("live")
+        await expect(link).to_have_text("page live")

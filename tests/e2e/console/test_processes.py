@@ -66,7 +66,7 @@ async def test_workers_are_one_console(tmp_path: Path, browser: Browser) -> None
             await expect(times).to_have_text("20")  # those of both together
             await page.locator(".engine").first.get_by_role("button").click()
             await page.locator("#drain-do").click()
-            await expect(page.locator(".engine .state").first).to_have_text("draining")
+            await expect(page.locator(".engine .state").first).to_have_text("drained")
             assert len(re.findall(r"worker \d.*up → draining|up \\u2192 draining", house.said)) == 2, (
                 "in each of them"
             )
@@ -81,7 +81,7 @@ async def test_a_stream_does_not_keep_a_process_alive(tmp_path: Path, browser: B
     async with served(tmp_path, TENANTS) as house, looking(browser, house.admin) as looker:
         looker.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
         await looker.log_in()
-        await expect(looker.page.locator("#link-text")).to_have_text("live")
+        await expect(looker.page.locator("#link-text")).to_have_text("page live")
         house.ask("zeta", 1)
         await until(lambda: _holds(house), "something running")
         house.process.terminate()

@@ -29,8 +29,9 @@ SIZES = PoolSizes() if LONG else PoolSizes(sessions_per_engine=30)
 CLIENTS = 2 * SIZES.sessions
 LOAD_S = 180.0 if LONG else 12.0
 IDLE_S = 15.0 if LONG else 4.0
-CALLS_PER_REQUEST_MAX = 2.0
-"""Reserve and release; all else rides with the heartbeats."""
+CALLS_PER_REQUEST_MAX = 2.0 if LONG else 2.1
+"""Reserve and release; all else rides with the heartbeats. Of a short run a process that was late once, and says again
+what it holds and waits for, makes a few hundredths."""
 IDLE_RATE_ERROR = 0.02
 """How well the rate of the heartbeats is known, from a few seconds without load."""
 

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kvgate.admin import AdminState, admin_app
+from kvgate.admin.bounded import BODY_BYTES_MAX, TOO_LARGE
 from kvgate.admin.page import FORMATS_MAX, MetricsPage
 from kvgate.admin.state import PoolState
 from kvgate.assembly.file import FileState
@@ -66,6 +67,13 @@ class Status:
     limits: EngineLimits | None = LIMITS
     gauges: Gauges | None = field(default_factory=Gauges)
     probe_age_s: float = 0.25
+    gauges_age_s: float | None = 0.5
+    elected: bool = True
+    current: bool = True
+    trust: float | None = 0.93
+    bias: float | None = 1.0
+    foreign_blocks: float | None = 0.0
+    stalls: int = 0
 
 
 class Hand:
@@ -211,6 +219,8 @@ async def test_the_engines_as_json(client: httpx.AsyncClient, process: Process) 
     assert engine["limits"]["blocks"] == 100
     assert (engine["reserved_blocks"], engine["reservations"]) == (40, 3)
     assert engine["gauges"]["kv_usage"] == 0.5
+    assert (engine["trust"], engine["bias"], engine["foreign_blocks"]) == (0.93, 1.0, 0.0)
+    assert (engine["elected"], engine["gauges_age_s"], engine["stalls"]) == (True, 0.5, 0)
     assert engine["probe_age_s"] == 0.25
     process.engine = Status(state="unknown", limits=None, gauges=None)
     engine, _ = (await client.get("/admin/engines")).json()["engines"]
@@ -265,6 +275,30 @@ async def test_unknown_paths_and_methods_are_problems(client: httpx.AsyncClient)
         answer = await client.request(method, path)
         assert answer.status_code == status
         assert answer.json()["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/admin/engines/drain"),
+        ("POST", "/admin/engines/undrain"),
+        ("PATCH", "/admin/tenants/chat"),
+    ],
+)
+async def test_no_more_of_a_body_is_read_than_any_change_needs(method: str, path: str) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 100 * BODY_BYTES_MAX:
+            sent += 1024
+            yield b"x" * 1024
+
+    async with Process(token="hush").client() as client:
+        headers = {"content-type": "application/json"}
+        answer = await client.request(method, path, content=endless(), headers=headers)
+    assert (answer.status_code, answer.json()["detail"]) == (413, TOO_LARGE)
+    assert sent <= BODY_BYTES_MAX + 1024
 
 
 async def test_settings_hide_secrets(client: httpx.AsyncClient) -> None:

@@ -42,7 +42,7 @@ def line(name: str, *served: str, aliases: tuple[str, ...] = ()) -> PoolLine:
     nothing: Any = None
     engines: Any = Served(*served)
     spec = PoolSpec(name=name, aliases=aliases, backends=("http://x",))
-    return PoolLine(spec, nothing, nothing, nothing, engines, nothing)
+    return PoolLine(spec, nothing, nothing, nothing, engines, nothing, nothing)
 
 
 def pools(*lines: PoolLine) -> Pools:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.api.rewrite import with_max_tokens
+from kvgate.api.rewrite import with_max_tokens, with_priority
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -31,6 +31,11 @@ def test_only_the_nested_field_changes(body: dict[str, Any], params: dict[str, A
     body["sampling_params"] = params
     new = with_max_tokens(json.dumps(body).encode(), "sampling_params.max_tokens", value)
     assert json.loads(new) == body | {"sampling_params": params | {"max_tokens": value}}
+
+
+@given(OBJECTS, st.integers(-10, 10))
+def test_of_a_priority_too(body: dict[str, Any], value: int):
+    assert json.loads(with_priority(json.dumps(body).encode(), value)) == body | {"priority": value}
 
 
 def test_other_values_keep_their_bytes():

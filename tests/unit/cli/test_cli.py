@@ -134,7 +134,7 @@ def test_bare_kvgate_shows_its_commands(runner: CliRunner) -> None:
             "serve --backend http://a --workers 4",
             "--workers: 4 is not allowed; allowed: 1 with the ledger memory://",
         ),
-        ("serve --backend http://a --reservation forecast", "guaranteed (`forecast` is not in this version)"),
+        ("serve --backend http://a --reservation perhaps", "allowed: guaranteed or forecast"),
         (
             "serve --backend http://a --ledger redis:r",
             "--ledger: 'redis:r' is not allowed; allowed: memory://, or redis://",

@@ -62,11 +62,11 @@ def printed(report: Report) -> list[list[str]]:
 
 def test_tables_for_people() -> None:
     lines = printed(REPORT)
-    assert [ENGINE, "70", "1,000", "3", "8", "512", "8,192", "3", "yes", "r9"] in lines
-    assert ["p1", "4.2", "s", ENGINE, "chat", "40", "2", "512", "2"] in lines
-    assert ["p2", "ran", "out", ENGINE, "bulk", "30", "1", "0", "1"] in lines
+    assert [ENGINE, "70", "70", "1,000", "3", "8", "512", "8,192", "3", "yes", "r9"] in lines
+    assert ["p1", "4.2", "s", ENGINE, "chat", "40", "40", "2", "512", "2"] in lines
+    assert ["p2", "ran", "out", ENGINE, "bulk", "30", "30", "1", "0", "1"] in lines
     assert ["p3", "5.0", "s"] in lines
-    assert ["p0", ENGINE, "chat", "5", "1", "0", "1", "1.5", "s"] in lines
+    assert ["p0", ENGINE, "chat", "5", "5", "1", "0", "1", "1.5", "s"] in lines
     assert ["2", "in", "the", "queue,", "1", "of", "them", "parked"] in lines
     assert ["r9", "bulk", "batch", "p1", "17", "1.5", "s", "8"] in lines
 
@@ -84,7 +84,7 @@ def test_the_same_as_json() -> None:
     assert (first["process"], first["lease_left_s"], first["holds"][0]["unseen_grants"]) == ("p1", 4.2, 1)
     assert told["orphans"] == [
         {"process": "p0", "engine_id": ENGINE, "tenant": "chat", "age_s": 1.5}
-        | {"blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
+        | {"blocks": 5, "expected_blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
     ]
     assert told["head"][0]["request"] == "r9"
 

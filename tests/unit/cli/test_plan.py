@@ -203,3 +203,63 @@ def test_a_wrong_config_names_its_field(runner: CliRunner, tmp_path: Path) -> No
     result = runner.invoke(app, ["plan", "--model", str(file)])
     assert result.exit_code == 2
     assert f"--model: {file}: num_hidden_layers: is 'many'; allowed: a whole number from 1" in result.stderr
+
+
+def test_what_is_to_be_typed_is_what_was_planned(runner: CliRunner, tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    fields = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    more = "--max-num-batched-tokens 2048 --no-prefix-caching --speculative-tokens 3 --kv-cache-memory-bytes 8GiB"
+    typed = asked(runner, f"--model {shlex.quote(str(folder))} {more}")["recommended"]["vllm"]
+    words = shlex.split(typed)
+    assert words[:3] == ["vllm", "serve", str(folder)]
+    assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 3
+    assert words[-1] == "--no-enable-prefix-caching"
+    assert "prefix" not in asked(runner, CASE)["recommended"]["vllm"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--target 1e9", "at most 1000x"),
+        (f"--target {'9' * 400}", "at most 1000x"),
+        ("--gpu-memory-utilization 1e-99999999", "above 0 and at most 1"),
+        (f"--gpu-memory {'9' * 30}GB", "at most 1024TiB"),
+        (f"--gpu-memory {'9' * 5000}GB", "a size with its unit"),
+        ("--layers 20000000", "less than or equal to 4096"),
+        (f"--head-dim {'9' * 400}", "less than or equal to 1000000000"),
+        (f"--max-model-len {'9' * 400}", "less than or equal to 1000000000"),
+        (f"--tp {'9' * 400}", "less than or equal to 1000000000"),
+    ],
+)
+def test_no_number_makes_the_sum_run_away(runner: CliRunner, more: str, said: str) -> None:
+    result = runner.invoke(app, ["plan", *shlex.split(f"{CASE} {more}")])
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+
+
+def test_no_configuration_makes_the_sum_run_away(runner: CliRunner, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    memory = "--kv-cache-memory-bytes 8GiB --max-model-len 4096"
+    for layers, said in ((5000, "at most 4096"), (10**23, "at most 1,000,000,000")):
+        path.write_text(
+            json.dumps({"num_hidden_layers": layers, "hidden_size": 64, "num_attention_heads": 2})
+        )
+        result = runner.invoke(app, ["plan", "--model", str(path), *memory.split()])
+        assert result.exit_code == 2
+        assert said in result.output
+
+
+def test_a_picture_that_can_not_be_written_is_told_first(runner: CliRunner, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = runner.invoke(app, ["plan", *CASE.split(), "--plot", str(tmp_path / "none" / "p.png")])
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+    assert not result.stdout

@@ -55,14 +55,34 @@ def test_a_doubtful_file(runner: CliRunner, file: Path) -> None:
     )
 
 
+def test_what_was_understood_of_models(runner: CliRunner, file: Path) -> None:
+    inline = "{num_hidden_layers: 2, hidden_size: 8, num_attention_heads: 1, sliding_window: 16}"
+    file.write_text(
+        "version: 1\npools:\n"
+        f"  here: {{backends: [http://a], model_config: {inline}}}\n"
+        "  elsewhere: {backends: [http://b], model_config: /models/config.json}\n"
+        "  plain: {backends: [http://c]}\n"
+    )
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert result.stdout.splitlines() == [
+        f"OK: {file}",
+        "pool here: model_config: 2 layers of sliding window (16)",
+        "pool elsewhere: model_config: not looked at: there is no such file here",
+    ]
+    result = runner.invoke(app, ["policy", "check", str(file), "--json"])
+    assert json.loads(result.stdout)["models"]["here"] == "2 layers of sliding window (16)"
+
+
 def test_a_bad_file(runner: CliRunner, file: Path) -> None:
-    file.write_text("version: 1\npools: {m: {backends: [http://a], risk: 1%}}\ntenants: {c: {weight: 0}}\n")
+    file.write_text(
+        "version: 1\npools: {m: {backends: [http://a], headroom: 1%}}\ntenants: {c: {weight: 0}}\n"
+    )
     result = runner.invoke(app, ["policy", "check", str(file)])
     assert result.exit_code == 1
     assert not result.stdout
     lines = result.stderr.splitlines()
     assert [line.partition(": is ")[0] for line in lines] == [
-        f"kvgate: {file}: pools.m.risk",
+        f"kvgate: {file}: pools.m.headroom",
         f"kvgate: {file}: tenants.c.weight: 0 is not allowed; allowed: a number from 0.01 to 1000",
     ]
     answer = json.loads(runner.invoke(app, ["policy", "check", str(file), "--json"]).stdout)
@@ -81,7 +101,8 @@ def test_show_has_each_value_and_its_place(runner: CliRunner, file: Path) -> Non
     assert ["queue.wait", "20s", "defaults.queue.wait"] in rows
     assert ["max_tokens.default", "none", "defaults.max_tokens.default"] in rows
     assert ["borrow", "on", "default"] in rows
-    assert len(rows) == 15
+    assert ["reservation", "guaranteed", "default"] in rows
+    assert len(rows) == 18
 
 
 def test_show_without_a_choice_has_all(runner: CliRunner, file: Path) -> None:

@@ -68,3 +68,44 @@ def test_mistakes_are_lines_of_their_own(words: tuple[str, ...], said: str):
     assert shown.exit_code == 2
     assert said in shown.output
     assert "Traceback" not in shown.output
+
+
+def test_one_request_alone(tmp_path: Path):
+    trace = tmp_path / "one.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,40,10\n")
+    shown = run(str(trace), *ENGINE, "--json")
+    assert shown.exit_code == 0, shown.output
+    assert [one["served"] for one in json.loads(shown.stdout)["policies"]] == [1, 1]
+    assert run(str(trace), *ENGINE).exit_code == 0
+
+
+def test_a_time_far_away_is_a_slip_in_the_file(tmp_path: Path):
+    trace = tmp_path / "far.csv"
+    trace.write_text("Timestamp,Request tokens,Response tokens\n5,40,10\n9e10,40,10\n")
+    shown = run(str(trace), *ENGINE)
+    assert shown.exit_code == 2
+    assert "over 1,041,667 days; allowed: 366" in shown.output
+    assert run(str(trace), *ENGINE, "--duration", "1h").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--speed", "1e-300"), "--speed: 1e-300 is not allowed; allowed: 0.001 to 1000"),
+        (("--speed", "0.001", "--duration", "50h"), "allowed: 366"),
+        (("--num-gpu-blocks", "99999999999"), "--num-gpu-blocks: 99999999999 is not allowed"),
+        (("--block-size", "99999999999999999999"), "--block-size: 99999999999999999999 is not allowed"),
+    ],
+)
+def test_what_would_take_for_ever(words: tuple[str, ...], said: str):
+    shown = run("synthetic:chat?hours=70&rate=0.1", *words)
+    assert shown.exit_code == 2, shown.output
+    assert said in " ".join(shown.output.split())
+
+
+def test_a_picture_that_can_not_be_written_is_told_before_the_replay(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    shown = run("none.jsonl", "--plot", str(tmp_path / "none" / "r.svg"))
+    assert shown.exit_code == 2
+    assert "--plot" in shown.output
+    assert "cannot be written" in " ".join(shown.output.split())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from kvgate.config import PoolSpec, Settings, load, policy_path, redacted, warnings_of
 from kvgate.config.effects import POOL_KEYS
+from kvgate.config.model_file import model_of
 from kvgate.config.options import OPTIONS, Option
 from kvgate.config.policy import Pool
 from kvgate.config.sources import ledger_place
 from kvgate.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BACKEND = {"backends": ["http://a:1"]}
 POLICY = "version: 1\npools: {m: {backends: [http://policy:1]}}\ndefaults: {queue: {depth: 10, wait: 10s}}\n"
@@ -82,8 +80,9 @@ def test_no_backend_says_the_three_ways() -> None:
             {"ledger": "redis://r", "pool": "a}b"},
             "--pool: 'a}b' is not allowed; allowed: a name without { and",
         ),
-        ({"reservation": "forecast"}, "--reservation: 'forecast' is not allowed; allowed: guaranteed"),
-        ({"reservation": "some"}, "--reservation: 'some' is not allowed; allowed: guaranteed"),
+        ({"reservation": "some"}, "--reservation: 'some' is not allowed; allowed: guaranteed or forecast"),
+        ({"risk": "0%"}, "--risk: '0%' is not allowed; allowed: a percentage above 0% and up to 50%"),
+        ({"risk": "0.6"}, "--risk: '0.6' is not allowed; allowed: a percentage above 0% and up to 50%"),
         ({"prompt_tokens": "local:"}, "--prompt-tokens: 'local:' is not allowed; allowed: learned, backend"),
         ({"num_gpu_blocks": 1}, "--num-gpu-blocks: 1 is not allowed; allowed: Input should be greater than"),
         ({"backends": ["a:1"]}, "--backend: ['a:1'] is not allowed; allowed: base URLs"),
@@ -118,6 +117,7 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
     assert load(None, env, BACKEND) == load(None, {}, BACKEND)
 
 
+MODEL = Path(__file__).parents[1] / "policies/models/gpt-oss-20b.json"
 EXAMPLES: dict[str, tuple[str, object]] = {
     "backends": ("http://b:2", ("http://b:2",)),
     "ledger": ("redis+sentinel://a:1,b:2/main/0", "redis+sentinel://a:1,b:2/main/0"),
@@ -131,13 +131,21 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "log_level": ("DEBUG", "debug"),
     "log_format": ("text", "text"),
     "request_log": ("/tmp/r.jsonl", "/tmp/r.jsonl"),
+    "otlp_endpoint": ("http://c:4318/", "http://c:4318"),
+    "trace_sample": ("5%", 0.05),
     "request_log_bytes_max": ("2M", 2_000_000),
     "request_log_files_max": ("7", 7),
     "backend_api_key": ("k", "k"),
     "admin_token": ("t", "t"),
     "pool": ("p", "p"),
+    "prefix_affinity": ("off", False),
+    "prefix_sharing": ("on", True),
+    "priority": ("on", True),
+    "model_config": (str(MODEL), model_of(str(MODEL))),
     "overload_status": ("503", 503),
     "watermark": ("3%", 0.03),
+    "risk": ("3%", 0.03),
+    "state_dir": ("/var/lib/kvgate", "/var/lib/kvgate"),
     "expose_backend": ("true", True),
     "max_tokens_cap": ("9k", 9000),
 }
@@ -196,6 +204,17 @@ def test_several_workers_have_a_shared_ledger() -> None:
     assert not load(None, {}, BACKEND).ledger_shared
 
 
+@pytest.mark.parametrize("name", ["KVGATE_ADMIN_TOKEN", "KVGATE_BACKEND_API_KEY"])
+def test_a_secret_is_what_a_header_can_carry(name: str) -> None:
+    field = name.removeprefix("KVGATE_").lower()
+    assert getattr(load(None, {name: "hush hush\n"}, BACKEND), field) == "hush hush"
+    for bad in ("pässword", "two\nlines", " \n"):
+        with pytest.raises(ConfigError) as told:
+            load(None, {name: bad}, BACKEND)
+        assert "one line of ASCII text" in str(told.value)
+        assert bad.strip() not in str(told.value) or not bad.strip()
+
+
 def test_doubtful_settings_are_said() -> None:
     assert warnings_of(load(None, {}, BACKEND)) == ()
     long_wait = load(
@@ -207,6 +226,15 @@ def test_doubtful_settings_are_said() -> None:
     assert "holds that many bodies in memory" in said[1]
     assert "KVGATE_ADMIN_TOKEN" in said[2]
     assert "did you mean KVGATE_QUEUE_DEPTH?" in said[3]
+
+
+def test_an_admin_token_that_can_be_guessed_is_said() -> None:
+    reached = {**BACKEND, "admin_host": "0.0.0.0"}
+    (said,) = warnings_of(load(None, {"KVGATE_ADMIN_TOKEN": "hush"}, reached))
+    assert "fewer than 16 characters" in said
+    assert "hush" not in said
+    assert warnings_of(load(None, {"KVGATE_ADMIN_TOKEN": "h" * 16}, reached)) == ()
+    assert warnings_of(load(None, {"KVGATE_ADMIN_TOKEN": "hush"}, BACKEND)) == ()
 
 
 def test_a_local_tokenizer_must_be_there(tmp_path: Path) -> None:
@@ -259,7 +287,7 @@ def test_doubts_about_tenants_are_said_once(tmp_path: Path, text: str, said: str
 
 
 def test_all_that_differs_between_pools_can_be_written_for_one() -> None:
-    assert {*POOL_KEYS, "name", "backend_api_key"} == set(PoolSpec.model_fields)
-    assert set(POOL_KEYS.values()) | {"api_key"} == set(Pool.model_fields)
+    assert {*POOL_KEYS, "name", "backend_api_key", "kv_model"} == set(PoolSpec.model_fields)
+    assert set(POOL_KEYS.values()) | {"api_key", "model_config_"} == set(Pool.model_fields)
     for name in set(PoolSpec.model_fields) - {"name", "backends"}:
         assert PoolSpec.model_fields[name].default == Settings.model_fields[name].default, name

@@ -27,15 +27,34 @@ MISTAKES = {
     "a key nobody knows": (
         tenant("wieght: 2"),
         ("tenants.chat.wieght: unknown key; allowed here: weight, class, guarantee, limit, borrow, queue, max_tokens, "
-        "rate, on_overload, mode, keys, pools"),
+        "rate, reservation, risk, revocable, on_overload, mode, keys, pools"),
     ),
     "a key of a later version": (
+        POOL.replace("[http://a]", "[http://a], allow: [a]"),
+        "pools.m.allow: is not in this version",
+    ),
+    "a model's configuration that is not there": (
         POOL.replace("[http://a]", "[http://a], model_config: x.json"),
-        "pools.m.model_config: is not in this version",
+        ("pools.m.model_config: 'x.json' is not allowed; allowed: the path of the model's config.json or of its folder, "
+        "or what is in it; FOLDER/x.json cannot be read: No such file or directory"),
+    ),
+    "a model's configuration without layers": (
+        POOL.replace("[http://a]", "[http://a], model_config: {hidden_size: 8}"),
+        ("pools.m.model_config: '…' is not allowed; allowed: the path of the model's config.json or of its folder, or what "
+        "is in it; num_hidden_layers: is missing (and so is n_layer, n_layers, num_layers, decoder_layers); allowed: a whole number from 1"),
+    ),
+    "a model's configuration that is a number": (
+        POOL.replace("[http://a]", "[http://a], model_config: 3"),
+        ("pools.m.model_config: 3 is not allowed; allowed: the path of the model's config.json or of its folder, or what "
+        "is in it"),
     ),
     "forecasts": (
-        POOL.replace("[http://a]", "[http://a], reservation: forecast"),
-        "pools.m.reservation: 'forecast' is not allowed; allowed: guaranteed (`forecast` is not in this version)",
+        POOL.replace("[http://a]", "[http://a], reservation: forecasts"),
+        "pools.m.reservation: 'forecasts' is not allowed; allowed: guaranteed or forecast",
+    ),
+    "a risk of more than a half": (
+        tenant("risk: 51%"),
+        "tenants.chat.risk: '51%' is not allowed; allowed: a percentage above 0% and up to 50%, such as 1%, or a number such as 0.01",
     ),
     "a weight of nothing": (
         tenant("weight: 0"),
@@ -274,7 +293,7 @@ def test_a_mistake_has_one_line(tmp_path: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(file, ENV, {})
-    assert str(caught.value) == f"{file}: {said.replace('FILE', str(file))}"
+    assert str(caught.value) == f"{file}: {said.replace('FILE', str(file)).replace('FOLDER', str(tmp_path))}"
 
 
 def test_several_mistakes_are_all_said(tmp_path: Path) -> None:

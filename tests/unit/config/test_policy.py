@@ -144,10 +144,13 @@ def test_the_example_in_the_documentation_is_valid(file: Path) -> None:
         ("version: 1\npools: {m: {backends: [http://a, http://a/]}}", "http://a is there twice"),
         ("version: 1\npools: {m: {backends: [http://a/v1]}}", "base URLs without /v1: http://a"),
         (
-            "version: 1\npools: {m: {backends: [http://a], reservation: forecast}}",
-            "`forecast` is not in this version",
+            "version: 1\npools: {m: {backends: [http://a], reservation: perhaps}}",
+            "pools.m.reservation: 'perhaps' is not allowed; allowed: guaranteed or forecast",
         ),
-        ("version: 1\npools: {m: {backends: [http://a], risk: 1%}}", "pools.m.risk: is not in this version"),
+        (
+            "version: 1\npools: {m: {backends: [http://a], headroom: 1%}}",
+            "pools.m.headroom: is not in this version",
+        ),
         (
             "version: 1\npools: {m: {backends: [http://a], prompt_tokens: guess}}",
             "learned, backend, or local:DIR",

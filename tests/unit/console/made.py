@@ -74,7 +74,7 @@ def pool(*engines: EngineShown, tenants: tuple[TenantShown, ...] = (), **differe
         "processes": 1,
         "queued": sum(one.queued for one in tenants),
         "oldest_wait_s": max((one.oldest_wait_s for one in tenants), default=0.0),
-        "blocks": sum(one.blocks for one in engines if one.accepting),
+        "blocks": sum(one.blocks for one in engines),
         "engines": engines,
         "engines_more": 0,
         "tenants": tenants,

@@ -200,6 +200,34 @@ async def test_only_admin_is_reached_through_it() -> None:
         assert world.behind.asked[-1][1] == "/admin/../metrics", "which is no path of the admin port"
 
 
+async def test_what_no_route_takes_is_told_like_all_the_rest() -> None:
+    world = World()
+    async with world.client() as client:
+        for method, path, status in (
+            ("GET", "/console/nothing", 404),
+            ("GET", "/console/a/b", 404),
+            ("PUT", "/console/session", 405),
+            ("POST", "/console/events", 405),
+        ):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.json()["status"]) == (status, status)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.headers["x-frame-options"] == "DENY"
+
+
+async def test_cookies_of_other_servers_of_the_host_do_not_end_a_session() -> None:
+    world = World()
+    async with world.logged_in() as client:
+        ours = f"{COOKIE}={client.cookies[COOKIE]}"
+        client.cookies.clear()
+        for cookies in (
+            f'p={{"a":1,"b":"x y"}}; {ours}',
+            f"a[b]=1; {ours}",
+            f"{COOKIE}=old; {ours}; {COOKIE}=x",
+        ):
+            assert (await client.get("/console/snapshot", headers={"cookie": cookies})).status_code == 200
+
+
 # Logging in
 
 

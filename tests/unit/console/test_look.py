@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from kvgate.admin.state import AdminState, PoolState
+from kvgate.admin.tenants import queue_view
 from kvgate.assembly.file import FileState
 from kvgate.config import load
 from kvgate.config.overrides import Override
@@ -172,6 +173,62 @@ def test_what_a_tenant_waits_for() -> None:
     assert waits_for(waiting, FULL) == "room", "one more of seven blocks fits into its limit"
     assert waits_for(replace(waiting, blocks=34), FULL) == "its own limit"
     assert waits_for(replace(waiting, queued=0), FULL) is None
+
+
+async def test_shares_are_shares_of_all_engines_also_of_those_that_take_no_work() -> None:
+    drained = EngineUse(replace(LIMITS, engine_id="http://b:1", accepting=False), KVCost(0, 0, 0), 0)
+    holds = TenantUse("chat", CAPPED, blocks=75, blocks_limit=120, reservations=5, queued=1)
+    view = LedgerView((FULL, drained), queued=1, tenants=(holds,))
+    [shown] = (await LocalView(state(view, []), Rejections(Hand())).look()).pools
+    assert shown.blocks == 200
+    assert waits_for(holds, FULL, drained) == "room"
+    assert waits_for(replace(holds, blocks=110), FULL, drained) == "its own limit"
+    assert waits_for(replace(holds, blocks_limit=200), FULL, drained) == "room"
+    told = queue_view("default", replace(view, tenants=(replace(holds, blocks=110),)))
+    assert told.tenants[0].waits_for == "its own limit", "the same words everywhere"
+
+
+def test_an_engine_with_nothing_left_on_it_is_drained() -> None:
+    def shown(reservations: int, running: float | None) -> tuple[str, str]:
+        status = replace(STATUS, state=State.DRAINING, why="x", gauges=Gauges(running=running))
+        use = EngineUse(replace(LIMITS, accepting=False), KVCost(0, 0, 0), reservations)
+        [engine], _ = engines_shown([status], LedgerView((use,)))
+        return engine.state, engine.why
+
+    assert shown(1, 0.0)[0] == "draining"
+    assert shown(0, 1.0)[0] == "draining", "whoever sent it: it runs"
+    assert shown(0, 0.0)[0] == shown(0, None)[0] == "drained"
+    assert shown(0, 0.0)[1].startswith("an operator told kvgate to send it no new work")
+
+
+def test_who_is_served_before_whom() -> None:
+    book = state(LedgerView(), [], names=("chat", "jobs", "night", "poor")).tenants.book
+    book = book.with_overrides(
+        {
+            "chat": Override.of_json({"priority": "interactive"}),
+            "night": Override.of_json({"priority": "batch"}),
+            "poor": Override.of_json({"priority": "batch"}),
+        }
+    )
+
+    def turns(*uses: TenantUse) -> dict[str, tuple[tuple[str, ...], bool]]:
+        view = LedgerView((FULL,), tenants=uses)
+        return {one.name: (one.after, one.below_guarantee) for one in tenants_shown(view, "default", book)}
+
+    chat, jobs, night, poor = (
+        TenantUse(name, TenantRules(), blocks_limit=100, queued=1)
+        for name in ("chat", "jobs", "night", "poor")
+    )
+    poor = replace(poor, blocks=9, blocks_guaranteed=10)
+    assert turns(chat, jobs, night, poor) == {
+        "chat": ((), False),
+        "jobs": (("interactive",), False),
+        "night": (("interactive", "standard"), False),
+        "poor": ((), True),
+    }
+    assert turns(replace(chat, queued=0, blocks=90), night) == {"chat": ((), False), "night": ((), False)}
+    assert turns(replace(poor, queued=0)) == {"poor": ((), False)}, "it wants no more"
+    assert turns(replace(poor, blocks=10)) == {"poor": ((), False)}
 
 
 def test_ages_are_ordered_and_the_busy_come_first() -> None:

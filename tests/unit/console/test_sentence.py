@@ -35,7 +35,7 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
             ),
         ),
         "wait",
-        "14 requests wait, 11 of them tenant acme's: it is at its limit of 40 %.",
+        "14 requests wait: 11 of acme, 2 of b, 1 of c. Tenant acme is at its limit of 40 %.",
     ),
     "one tenant alone, for long": (
         pool(
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
             tenants=(tenant("acme", 14, limit=0.125, waits_for="its own limit", oldest_wait_s=12.4),),
         ),
         "wait",
-        "14 requests of tenant acme wait: it is at its limit of 12.5 %. The longest for 12 s.",
+        "14 requests of tenant acme wait: it is at its limit of 12.5 %. The longest wait is 12 s.",
     ),
     "a limit in tokens": (
         pool(
@@ -74,17 +74,22 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
     "full": (
         pool(FULL, engine(B, 96), tenants=(tenant("acme", 2), tenant("zeta", 2))),
         "wait",
-        "4 requests wait, 2 of them tenant acme's: the engines are full, 97 % of the KV cache is reserved.",
+        "4 requests wait: 2 of acme, 2 of zeta. The engines are full, 97 % of the KV cache is reserved.",
+    ),
+    "full, and one waits more than the other": (
+        pool(FULL, engine(B, 96), tenants=(tenant("acme", 3), tenant("zeta", 2))),
+        "wait",
+        "5 requests wait: 3 of acme, 2 of zeta. The engines are full, 97 % of the KV cache is reserved.",
     ),
     "full, without tenants": (
         pool(FULL, tenants=(tenant("anonymous", 5, oldest_wait_s=130.0),)),
         "wait",
-        "5 requests wait: the engine is full, 98 % of the KV cache is reserved. The longest for 2 min.",
+        "5 requests wait: the engine is full, 98 % of the KV cache is reserved. The longest wait is 2 min.",
     ),
     "more than were listed": (
         pool(FULL, queued=900, tenants=(tenant("acme", 500),)),
         "wait",
-        "900 requests wait, 500 of them tenant acme's: the engine is full, 98 % of the KV cache is reserved.",
+        "900 requests wait: 500 of acme and 400 of others. The engine is full, 98 % of the KV cache is reserved.",
     ),
     "nobody is listed": (
         pool(FULL, queued=1),
@@ -99,12 +104,58 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
     "kept free": (
         pool(engine(A, 40, kept_for="r1"), engine(B, 70), tenants=(tenant("acme", 1),)),
         "wait",
-        "1 request of tenant acme waits: a:8000 is kept free for a large request that others passed often enough.",
+        "1 request of tenant acme waits: engine a:8000 is kept free for a large request that others passed often enough.",
     ),
     "prompts": (
         pool(engine(A, 40, prefill_tokens_reserved=1200), tenants=(tenant("acme", 1),)),
         "wait",
-        "1 request of tenant acme waits: the engines are at work on as many prompts as they are given at once.",
+        "1 request of tenant acme waits: the engine is at work on as many prompts as may be at once.",
+    ),
+    "full, as another drains": (
+        pool(
+            engine(A, 99),
+            away(B, "draining"),
+            tenants=(tenant("a", 10), tenant("b", 10, oldest_wait_s=9), tenant("c", 7)),
+        ),
+        "wait",
+        (
+            "27 requests wait: 10 of a, 10 of b, 7 of c. Engine a:8000 is full, 99 % of its KV cache is reserved, "
+            "and b:8000 drains (1 of 2 engines). The longest wait is 9 s."
+        ),
+    ),
+    "two are full, and two are away": (
+        pool(engine(A, 99), engine(B, 99), away(C, "down"), away("http://d", "drained"), queued=1),
+        "wait",
+        (
+            "1 request waits: engines a:8000, b:8000 are full, 99 % of their KV cache is reserved, and c:8000#1 is "
+            "unreachable, d is drained (2 of 4 engines)."
+        ),
+    ),
+    "more tenants than are named": (
+        pool(FULL, tenants=tuple(tenant(f"t{n}", 10 - n) for n in range(6))),
+        "wait",
+        (
+            "45 requests wait: 10 of t0, 9 of t1, 8 of t2 and 18 of 3 more tenants. The engine is full, 98 % of the "
+            "KV cache is reserved."
+        ),
+    ),
+    "one tenant more": (
+        pool(FULL, tenants=tuple(tenant(f"t{n}", 1) for n in range(4))),
+        "wait",
+        (
+            "4 requests wait: 1 of t0, 1 of t1, 1 of t2 and 1 of 1 more tenant. The engine is full, 98 % of the KV "
+            "cache is reserved."
+        ),
+    ),
+    "a name with a colon is no list": (
+        pool(FULL, tenants=(tenant("a:b", 2),)),
+        "wait",
+        "2 requests of tenant a:b wait: the engine is full, 98 % of the KV cache is reserved.",
+    ),
+    "several, and no engine": (
+        pool(away(A, "down"), tenants=(tenant("a", 1), tenant("b", 1))),
+        "stop",
+        "2 requests wait: 1 of a, 1 of b. No engine takes work: a:8000 is unreachable.",
     ),
     "no room for the next one": (
         pool(engine(A, 70), tenants=(tenant("acme", 1),)),
@@ -161,7 +212,7 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
     "none is known, and somebody waits": (
         pool(queued=1, oldest_wait_s=3.0),
         "stop",
-        "1 request waits, because no engine is known. The longest for 3 s.",
+        "1 request waits, because no engine is known. The longest wait is 3 s.",
     ),
     "closed": (
         pool(FULL, ledger_mode="closed", tenants=(tenant("acme", 2),)),
@@ -212,10 +263,15 @@ def test_what_else_is_said(shown: PoolShown, said: str) -> None:
     assert said in told.notes[0]
 
 
-def test_notes_do_not_hide_that_somebody_waits() -> None:
+def test_an_engine_that_is_away_is_said_once() -> None:
     told = headline(pool(FULL, away(B, "down"), tenants=(tenant("acme", 1),)))
     assert told.level == "wait"
-    assert told.notes == ("1 of 2 engines takes no work: b:8000 is unreachable.",)
+    assert told.text.endswith("and b:8000 is unreachable (1 of 2 engines).")
+    assert told.notes == (), "it is a part of why"
+    at_limit = tenant("acme", 1, limit=0.4, waits_for="its own limit")
+    told = headline(pool(engine(A, 40), away(B, "down"), tenants=(at_limit,)))
+    assert told.text.endswith("it is at its limit of 40 %.")
+    assert told.notes == ("1 of 2 engines takes no work: b:8000 is unreachable.",), "it is none"
 
 
 def test_what_helps_is_lower_limits_where_answers_are_short() -> None:
@@ -223,11 +279,17 @@ def test_what_helps_is_lower_limits_where_answers_are_short() -> None:
     short = headline(pool(engine(A, 98, blocks_in_use=20), tenants=waits)).help
     assert short.startswith("Only 20 % of that is in use: answers end long before their max_tokens")
     long = headline(pool(engine(A, 98, blocks_in_use=90), tenants=waits)).help
-    assert (
-        long
-        == headline(pool(engine(A, 98), tenants=waits)).help
-        == "Another engine, or requests with a lower max_tokens."
-    )
+    assert long == headline(pool(engine(A, 98), tenants=waits)).help == "Add an engine, or lower max_tokens."
+
+
+def test_what_helps_first_is_what_somebody_took_out() -> None:
+    waits, drained = (tenant("acme", 1),), away(B, "draining")
+    told = headline(pool(FULL, drained, tenants=waits)).help
+    assert told == "Undrain b:8000, or lower max_tokens."
+    short = headline(pool(engine(A, 98, blocks_in_use=20), drained, tenants=waits)).help
+    assert short.endswith("Or undrain b:8000.")
+    slots = headline(pool(engine(A, 50, seqs_reserved=8), drained, tenants=waits)).help
+    assert slots.endswith("or undrain b:8000.")
 
 
 def test_a_higher_limit_is_no_help_where_the_engines_are_full_too() -> None:
@@ -237,7 +299,7 @@ def test_a_higher_limit_is_no_help_where_the_engines_are_full_too() -> None:
 
 
 def test_what_helps_when_none_takes_work() -> None:
-    assert headline(pool(away(A, "draining"))).help == "Undrain one of them."
+    assert headline(pool(away(A, "draining"), away(B, "drained"))).help == "Undrain one of them."
     assert "in a moment" in headline(pool(away(A, "busy"))).help
     assert headline(pool(away(A, "down"), away(B, "draining"))).help.startswith("Start one, or undrain one.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvgate.console.attempts import BURST, BURST_ALL, EACH_S, PEERS_MAX, Attempts
-from kvgate.console.session import COOKIE_CHARS_MAX, SESSION_S, Signer, cookie_of, set_cookie
+from kvgate.console.session import COOKIE_CHARS_MAX, SESSION_S, SESSIONS_MAX, Signer, sessions_in, set_cookie
 
 SIGNER = Signer.of_token("hush")
 NOW = 1_900_000_000.0
@@ -71,16 +71,24 @@ def test_the_cookie() -> None:
 @pytest.mark.parametrize(
     ("header", "session"),
     [
-        ("", ""),
-        ("other=1", ""),
-        (f"kvgate_console={SESSION}", SESSION),
-        (f"a=b; kvgate_console={SESSION}; c=d", SESSION),
-        ("kvgate_console", ""),
-        (";;;===", ""),
+        ("", []),
+        ("other=1", []),
+        (f"kvgate_console={SESSION}", [SESSION]),
+        (f"a=b; kvgate_console={SESSION}; c=d", [SESSION]),
+        ("kvgate_console", []),
+        ("kvgate_console=", []),
+        (";;;===", []),
+        # What other servers of the host have set.
+        (f'p={{"a":1,"b":"x y"}}; kvgate_console={SESSION}', [SESSION]),
+        (f"a[b]=1; x; a=é; path=/; expires=Thu; kvgate_console={SESSION}", [SESSION]),
+        (f'kvgate_console="{SESSION}"', [SESSION]),
+        # Another kvgate of the host.
+        (f"kvgate_console=old; kvgate_console={SESSION}", ["old", SESSION]),
+        ("; ".join(["kvgate_console=x"] * 9), ["x"] * SESSIONS_MAX),
     ],
 )
-def test_reading_it(header: str, session: str) -> None:
-    assert cookie_of(header) == session
+def test_reading_it(header: str, session: list[str]) -> None:
+    assert sessions_in(header) == session
 
 
 def test_a_peer_has_five_tries_and_then_one_every_six_seconds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 
 import pytest
 
@@ -572,6 +573,18 @@ async def test_tokenize_with_an_answer_that_is_none() -> None:
             server.face.tokenize = lambda _, broken=broken: broken  # type: ignore[method-assign, misc]
             with pytest.raises(TokenizeFailed):
                 await world.pool.tokenize({"prompt": "x"})
+
+
+@virtual
+async def test_token_ids_are_those_of_the_answer() -> None:
+    server = Server()
+    async with World({"a": server}).running() as world:
+        server.face.tokenize = lambda body: {"count": 3, "tokens": [1, 2, 2**31]}  # type: ignore[method-assign]
+        assert await world.pool.token_ids({"prompt": "x"}) == array("I", [1, 2, 2**31]).tobytes()
+        for broken in ({"count": 3}, {"tokens": None}, {"tokens": [-1]}, {"tokens": [2**40]}):
+            server.face.tokenize = lambda _, broken=broken: broken  # type: ignore[method-assign, misc]
+            with pytest.raises(TokenizeFailed, match="no tokens"):
+                await world.pool.token_ids({"prompt": "x"})
 
 
 # --- real loops --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ FOUND_S = STALL_S + CANARY_TIMEOUT_S + 3.0
 CANARY = "/v1/completions"
 
 
-def a_world(*, elects: bool = True, **server: bool) -> World:
+def a_world(*, elects: bool = True, **server: Any) -> World:
     world = World({"a": Server(EngineFace(running=2, usage=0.3), **server)}, stall_after_s=STALL_S)
     world.ledger.elects = elects
     return world

@@ -82,7 +82,7 @@ def test_an_alert_says_what_it_is_and_leads_to_a_paragraph_and_a_board(alert: st
 
 def test_every_paragraph_is_led_to():
     led = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS.values()}
-    panels = {"what-would-help"}
+    panels = {"what-would-help", "forecasts-too-low"}
     assert {anchor(title) for title in paragraphs()} == led | panels
 
 

@@ -78,3 +78,8 @@ def test_finish_done_and_error():
 def test_what_is_no_chunk_is_an_error(data: bytes):
     with pytest.raises((msgspec.MsgspecError, ValueError)):
         read_event(data, 0)
+
+
+def test_an_event_nested_too_deeply_is_no_chunk() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        read_event(b'{"error": ' + b"[" * 100_000, tokens_before=0)

@@ -108,3 +108,8 @@ def test_nobody_answers() -> None:
         port = sock.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--backend: http://127.0.0.1:{port}/metrics gave no answer"):
             ask_backend(f"http://127.0.0.1:{port}/v1/")
+
+
+@pytest.mark.parametrize("share", ["1/0", "1e99999999", "nan", "0", "2"])
+def test_a_share_that_is_none(share: str) -> None:
+    assert read_reported("u", metrics({"gpu_memory_utilization": share}), MODELS).utilization is None

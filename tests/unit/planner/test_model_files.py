@@ -22,6 +22,7 @@ def test_a_file_or_its_folder(tmp_path: Path) -> None:
         (b"{", "is not a JSON object"),
         (b"[1]", "is not a JSON object"),
         (b" " * (CONFIG_BYTES_MAX + 1), "is larger than"),
+        (b'{"a": ' + b"[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_what_is_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
@@ -44,3 +45,24 @@ def test_the_weights_are_the_files(tmp_path: Path) -> None:
     assert found.bytes == 1000
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert weights_size(tmp_path / "config.json") is None
+
+
+def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
+    for name, size in (
+        ("consolidated.safetensors", 1000),
+        ("model-1.safetensors", 400),
+        ("model-2.safetensors", 600),
+    ):
+        (tmp_path / name).write_bytes(b"0" * size)
+    assert str(weights_size(tmp_path)) == "2,000 B"
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    assert str(weights_size(tmp_path)) == "1,000 B"
+    index.write_text("no index")
+    assert str(weights_size(tmp_path)) == "2,000 B"
+
+
+def test_a_link_to_weights_that_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: No such file"):
+        weights_size(tmp_path)

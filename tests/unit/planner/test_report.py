@@ -10,9 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvgate.planner import Answer, Question, Reported, make_answer, print_report
 from kvgate.planner.glossary import GLOSSARY, words_in
+from kvgate.planner.recommend import policy_file
 from kvgate.planner.sizes import read_size
 
 MODELS = Path(__file__).parents[1] / "policies" / "models"
@@ -172,3 +174,18 @@ def test_the_models_are_read_without_a_window_of_their_own_being_lost() -> None:
     config = json.loads((MODELS / "llama-2-7b.json").read_text())
     question = replace(of_model("llama-2-7b"), max_model_len=None)
     assert make_answer(question).plan.setup.max_model_len == config["max_position_embeddings"]
+
+
+def test_a_unit_is_explained_by_its_own_number() -> None:
+    assert dict(words_in("80 GB, 48 GiB")) == {
+        "GiB": "1024³ = 1,073,741,824 bytes", "GB": "1000³ = 1,000,000,000 bytes",
+    }  # fmt: skip
+
+
+def test_the_policy_of_a_server_with_an_ipv6_address_can_be_read() -> None:
+    reported = Reported("http://[::1]:8000", num_gpu_blocks=6000, block_size=16)
+    answer = make_answer(
+        replace(CASE, gpu_memory=None, weights=None, overhead=None, backend=reported.url), reported
+    )
+    policy = yaml.safe_load(policy_file(answer.recommended, answer.understood.question))
+    assert policy["pools"]["planned"]["backends"] == ["http://[::1]:8000"]

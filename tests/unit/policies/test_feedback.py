@@ -58,6 +58,13 @@ def gauges(used: float, held: float, count: int, capacity: float = 1000.0) -> Dr
     return drift
 
 
+def test_preemptions_that_others_explain_cost_no_trust():
+    before = trust_step(Trust(), 5.0, 0.0)
+    after = trust_step(before, 9.0, 10.0, explained=True)
+    assert after.k == 1.0
+    assert trust_step(after, 9.0, 20.0).k == 1.0, "they are counted, and not held against it later"
+
+
 def test_requests_that_are_larger_than_thought_take_capacity():
     drift = gauges(used=600, held=500, count=60)
     assert drift.bias == pytest.approx(1.2)

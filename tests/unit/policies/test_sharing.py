@@ -24,6 +24,7 @@ from kvgate_policies.sharing import (
     Parts,
     Sharer,
     chain_of,
+    discounted,
     reshared,
     shareable,
 )
@@ -228,6 +229,22 @@ def test_a_bearer_of_more_keeps_what_it_bore() -> None:
         assert cost.expected is not None
         assert min(cost.expected.means) >= guaranteed(after.pledged).means[0]
     assert cost.blocks == PEAK.blocks
+
+
+def test_what_is_lent_is_not_read_either() -> None:
+    assert discounted(PEAK, 20, SHAPE.block_size) == replace(PEAK, blocks=PEAK.blocks - 20, prefill_tokens=20)
+    assert discounted(PEAK, 0, SHAPE.block_size) == PEAK
+
+
+def test_what_could_be_lent_is_what_somebody_has_read() -> None:
+    at: Beginnings[Sharer] = Beginnings()
+    first, asked = Sharer(chain(range(21))), chain([*range(12), 9, 9, 9])
+    at.join(first)
+    assert at.live_blocks(asked) == 0
+    at.shows(first)
+    assert (at.live_blocks(asked), at.live_blocks(first.chain), at.live_blocks(())) == (3, 5, 0)
+    at.leave(first)
+    assert at.live_blocks(asked) == 0
 
 
 def test_all_of_it_comes_back_to_zero() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -343,7 +344,7 @@ class TestScrape:
         for current, elected in ((True, True), (False, True), (False, False)):
             telemetry = Telemetry("p")
             status = Status(gauges=Gauges(), current=current, elected=elected)
-            telemetry.watch(a_view, lambda status=status: [status])
+            telemetry.watch(a_view, partial(list[Status], [status]))
             for name in (*numbers, *judged):
                 assert (value(telemetry, f"kvgate_{name}", **engine) is not None) == current, name
             age_s = value(telemetry, "kvgate_engine_gauges_age_seconds", **engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,3 +188,48 @@ def test_the_command_reads_a_trace(written: Callable[[str], Path]):
 def test_load_takes_its_lengths_from_a_trace(written: Callable[[str], Path]):
     tally = read_log(written(AZURE))
     assert Measured(tally.prompt, tally.output).largest == (4808, 10)
+
+
+@pytest.mark.parametrize("content", [MOONCAKE, AZURE, BURST])
+def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path, content: str):
+    path = tmp_path / "marked"
+    path.write_text(content, encoding="utf-8-sig")
+    reading = Reading()
+    assert len(list(read_requests(path, reading))) == 2
+    assert reading.bad == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a,b\rc,d\n1,2\r3,4\n", "is no file of requests that is known"),
+        (AZURE + "2023-11-16\r18:17:04,5,6\n", "1 of 3 lines cannot be read"),
+        (
+            MOONCAKE + '{"timestamp": 1, "input_length": 4, "x": ' + "[" * 5000 + "]" * 5000 + "}\n",
+            "1 of 3 lines cannot be read",
+        ),
+        (AZURE.splitlines()[0], "it has the names of its columns, and no request"),
+        ("\n".join([*BURST.splitlines()[:1], "5,x,472,0,472,x"]), "none of its 1 requests had an answer"),
+    ],
+)
+def test_what_holds_no_request_that_can_be_read(tmp_path: Path, content: str, said: str):
+    path = tmp_path / "odd"
+    path.write_bytes(content.encode())
+    with pytest.raises(ConfigError, match=said):
+        read_log(path)
+
+
+def test_a_log_with_a_line_nested_too_deeply(tmp_path: Path):
+    path = tmp_path / "requests.jsonl"
+    good = '{"arrived": 1.0, "tenant": "t", "endpoint": "chat", "outcome": "served", "total_s": 1.0, "queue_s": 0.0'
+    deep = ', "later": ' + "[" * 5000 + "]" * 5000
+    path.write_text(f"{good}}}\n{good}{deep}}}\n")
+    reading = Reading()
+    assert len(list(read_requests(path, reading))) + reading.bad == 2
+
+
+def test_a_pipe_can_not_be_read_twice(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is a pipe; allowed: a file"):
+        read_log(pipe)

@@ -10,8 +10,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvgate.admin.bounded import BODY_BYTES_MAX
 from kvgate.workers.drained import DrainedEngines
-from kvgate.workers.front import BODY_BYTES_MAX, PROBE_S_MAX, Front, routes
+from kvgate.workers.front import PROBE_S_MAX, Front, routes
 from support.virtual_loop import run_virtual
 
 PAGE = """# TYPE kvgate_grants_total counter
@@ -29,6 +30,7 @@ class FakeWorker:
         self.down = False
         self.stuck = False
         self.status = 200
+        self.parts: dict[str, str] = {}
         self.page = PAGE.format(grants=1, started=1)
         self.seen: list[httpx.Request] = []
 
@@ -40,7 +42,7 @@ class FakeWorker:
         self.seen.append(request)
         if request.url.path == "/metrics":
             return httpx.Response(200, text=self.page)
-        body = {"from": self.name}
+        body = {"from": self.name, **self.parts}
         return httpx.Response(
             self.status, json=body, headers={"x-internal": "1", "cache-control": "no-store"}
         )
@@ -101,6 +103,14 @@ async def test_ready_when_all_are_that_answer(group: Group) -> None:
     assert (await told(group, "/readyz"))[0] == 503
 
 
+async def test_a_worker_that_joins_the_others_makes_them_no_less_ready(group: Group) -> None:
+    group.second.status, group.second.parts = 503, {"joining": "yes"}
+    status, body = await told(group, "/readyz")
+    assert (status, body["workers"]["worker 2"]["joining"]) == (200, "yes")
+    group.first.down = True
+    assert (await told(group, "/readyz"))[0] == 503, "nobody is there to serve"
+
+
 def test_one_that_is_stuck_holds_up_no_probe() -> None:
     async def probe() -> tuple[int, int, float]:
         group = Group()
@@ -140,6 +150,8 @@ async def test_what_changes_something_goes_to_all_and_is_kept_for_the_next(group
     assert group.drained.read() == {"http://a:1"}
     await group.http.post("/admin/engines/undrain", json=body)
     assert group.drained.read() == frozenset()
+    await group.http.post("/admin/engines/drain?by=night-shift", json=body)
+    assert group.drained.read() == {"http://a:1"}, "a query changes nothing"
 
 
 async def test_a_change_of_a_tenant_goes_to_one_worker_which_tells_the_ledger(group: Group) -> None:

@@ -70,16 +70,16 @@ function open(name) {
 }
 
 export function drain(engine, pool) {
-  const drained = engine.state === "draining";
-  const word = drained ? "Undrain" : "Drain";
-  say(byId("drain-title"), `${word} ${engine.id}?`);
-  say(byId("drain-text"), drained ? "It gets work again, from all processes." : "It gets no new work, from any process, until it is undrained. What runs there runs on.");
-  say(byId("drain-do"), word);
-  onSubmit("drain", async () => {
-    await ask("POST", `admin/engines/${word.toLowerCase()}`, { engine_id: engine.id, pool: pool.name });
-  });
+  const others = pool.engines.filter((one) => one.accepting && one.id !== engine.id).length + pool.engines_more;
+  const isLast = engine.accepting && !others;
+  say(byId("drain-title"), `Drain ${engine.id}?`);
+  say(byId("drain-last"), isLast ? "It is the last engine that accepts work: without it nothing starts in this pool, and requests wait or are refused." : "");
+  say(byId("drain-do"), isLast ? "Drain the last one" : "Drain");
+  onSubmit("drain", () => ask("POST", "admin/engines/drain", { engine_id: engine.id, pool: pool.name }));
   open("drain");
 }
+
+export const undrain = (engine, pool) => ask("POST", "admin/engines/undrain", { engine_id: engine.id, pool: pool.name });
 
 export function change(tenant, pool, several) {
   say(byId("change-title"), `Change ${tenant.name} for a while`);

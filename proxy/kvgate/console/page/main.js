@@ -2,7 +2,7 @@
 
 import * as actions from "./actions.js";
 import { showTenants, setUp as setUpTenants } from "./tenants.js";
-import { byId, count, keep, make, mark, say, showBanners, showEngines, showHeadline, showPolicy, showRejections, time } from "./view.js";
+import { byId, count, isTakenOut, keep, make, mark, say, showBanners, showEngines, showHeadline, showPolicy, showRejections, time } from "./view.js";
 
 const STALE_S = 4; // three snapshots have not come
 const RETRY_MS = 3000;
@@ -15,7 +15,10 @@ let lastAt = 0; // when it came, by performance.now()
 let retry = 0;
 
 function chosen() {
-  const wanted = decodeURIComponent(location.hash.replace(/^#pool=/, ""));
+  let wanted = location.hash.replace(/^#pool=/, "");
+  try {
+    wanted = decodeURIComponent(wanted);
+  } catch { /* typed by somebody: no pool's */ }
   return last.pools.find((pool) => pool.name === wanted) ?? last.pools[0];
 }
 
@@ -27,10 +30,16 @@ function draw() {
   showPools(pool);
   showBanners(last, pool);
   showHeadline(pool.headline);
-  showEngines(pool, session.may_change ? (engine) => actions.drain(engine, chosen()) : null);
+  showEngines(pool, session.may_change ? (engine) => drain(engine, chosen()) : null);
   showTenants(pool, last.changes, session.may_change ? tenantActions(several) : null);
   showRejections(last.rejections, pool, !several);
   showPolicy(last, pool);
+}
+
+/** Back to work at once; out of it only by a second word. */
+function drain(engine, pool) {
+  if (isTakenOut(engine)) actions.undrain(engine, pool).then(() => fail(""), (error) => fail(error.message));
+  else actions.drain(engine, pool);
 }
 
 function tenantActions(several) {
@@ -45,12 +54,13 @@ function showPools(pool) {
   nav.hidden = last.pools.length < 2;
   keep(nav, last.pools, (one) => one.name, makePool, (button, one) => {
     mark(button, "aria-pressed", one.name === pool.name);
-    say(button, one.queued ? `${one.name} (${count(one.queued)})` : one.name);
+    say(button.firstChild, one.name);
+    say(button.lastChild, one.queued ? ` (${count(one.queued)})` : "");
   });
 }
 
 function makePool(pool) {
-  const button = make("button", { type: "button" });
+  const button = make("button", { type: "button" }, make("bdi"), make("span"));
   button.addEventListener("click", () => {
     location.hash = `pool=${encodeURIComponent(pool.name)}`;
   });
@@ -68,16 +78,21 @@ function listen() {
   clearTimeout(retry);
   source?.close();
   source = new EventSource("events");
-  source.addEventListener("snapshot", (event) => {
-    last = JSON.parse(event.data);
-    lastAt = performance.now();
-    draw();
-    showAge();
-  });
+  source.addEventListener("snapshot", (event) => show(JSON.parse(event.data)));
   source.addEventListener("error", () => {
-    if (source.readyState === EventSource.CLOSED) retry = setTimeout(begin, RETRY_MS);
+    if (source.readyState === EventSource.CLOSED) {
+      retry = setTimeout(begin, RETRY_MS);
+      actions.ask("GET", "snapshot").then(show, () => {}); // as many look as may: this one now and then, until one leaves
+    }
     showAge();
   });
+}
+
+function show(snapshot) {
+  last = snapshot;
+  lastAt = performance.now();
+  draw();
+  showAge();
 }
 
 function showAge() {
@@ -85,9 +100,12 @@ function showAge() {
   const lost = last !== null && age > STALE_S;
   const open = source?.readyState === EventSource.OPEN;
   const state = !session.may_look ? "out" : last === null ? "wait" : lost ? "lost" : "live";
-  const words = { out: "not logged in", wait: "connecting", live: "live", lost: `${open ? "no news" : "connection lost"}, data is ${time(age)} old` };
+  const words = { out: "not logged in", wait: "connecting", live: "page live", lost: `${open ? "no news" : "connection lost"}, data is ${time(age)} old` };
   mark(byId("link"), "data-state", state);
   say(byId("link-text"), words[state]);
+  const told = last === null ? null : `data of ${time(Math.floor(age))} ago`;
+  mark(byId("link"), "title", told);
+  say(byId("link-age"), told === null ? "" : `, ${told}`);
   document.body.classList.toggle("stale", lost);
 }
 

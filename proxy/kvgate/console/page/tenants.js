@@ -1,18 +1,19 @@
 // The table of tenants: sorted, searched, at most `ROWS_MAX` rows of it in the page.
 
 import { ask } from "./actions.js";
-import { byId, count, keep, make, mark, percent, place, say, short, time } from "./view.js";
+import { byId, count, keep, make, mark, percent, place, say, short, tell, time } from "./view.js";
 
 const ROWS_MAX = 50;
 const LOOK_UP_MS = 250; // after the last key
+const WHOLE = "Of the KV cache of all known engines of the pool, whether they accept work or not: guarantee and limit are shares of the same";
 const COLUMNS = [
   { key: "name", title: "Tenant", text: true },
-  { key: "queued", title: "Waiting", number: true },
-  { key: "oldest_wait_s", title: "Longest wait", number: true },
-  { key: "blocks", title: "Share of the KV cache" },
-  { key: "weight", title: "Weight", number: true },
-  { key: "priority", title: "Class", text: true },
-  { key: "service", title: "Service, tokens", number: true },
+  { key: "queued", title: "Waiting", number: true, hint: "Its requests that wait, and what the next one waits for" },
+  { key: "oldest_wait_s", title: "Longest wait", number: true, hint: "Of its requests that wait now" },
+  { key: "blocks", title: "Share of all KV cache", hint: WHOLE },
+  { key: "weight", title: "Weight", number: true, hint: "Of tenants of a class that wait, each gets service in proportion to its weight" },
+  { key: "priority", title: "Class", text: true, hint: "interactive is served before standard, standard before batch; a class that was passed over often enough comes first once" },
+  { key: "service", title: "Service, tokens", number: true, hint: "Charged since the ledger began" },
 ];
 
 const STEADY_MS = 5000; // for so long rows keep their places, so that those who read or click are not a row off
@@ -30,7 +31,7 @@ export function setUp(redraw) {
   again = redraw;
   const head = byId("tenants-head");
   for (const column of COLUMNS) {
-    const button = make("button", { type: "button" }, column.title);
+    const button = make("button", { type: "button", ...(column.hint ? { title: column.hint } : {}) }, column.title);
     const cell = make("th", { scope: "col", class: column.number ? "number" : "" }, button);
     cell.dataset.key = column.key;
     button.addEventListener("click", () => sortBy(column));
@@ -123,9 +124,9 @@ function makeRow() {
     make("td", { class: "number", "data-name": "Longest wait" }, make("span")),
     make("td", { class: "wide" }, make("div", { class: "share" }, bar, make("small"))),
     make("td", { class: "number", "data-name": "Weight" }, make("span")),
-    make("td", { "data-name": "Class" }, make("span")),
-    make("td", { class: "number", "data-name": "Service" }, make("span")),
-    make("td", { class: "number" }, change));
+    make("td", { class: "word", "data-name": "Class" }, make("span")),
+    make("td", { class: "number", "data-name": "Service, tokens" }, make("span")),
+    make("td", { class: "number act" }, change));
   change.addEventListener("click", () => row.act?.change(row.tenant));
   return row;
 }
@@ -136,20 +137,25 @@ function update(row, tenant, pool, changes) {
   say(name.firstChild, tenant.name);
   keep(name.lastChild, changes, (one) => String(one.pool), makeChange, (item, one) => {
     const where = one.pool === null ? "" : " in this pool";
-    say(item.firstChild, `${Object.entries(one.fields).map(([field, value]) => `${field} ${value}`).join(", ")}${where}, ${time(one.left_s)} left`);
+    tell(item.firstChild, `${Object.entries(one.fields).map(([field, value]) => `${field} ${value}`).join(", ")}${where}, ${time(one.left_s)} left`);
     item.lastChild.hidden = !row.act;
     mark(item.lastChild, "aria-label", `End the change of ${tenant.name}`);
     item.end = () => row.act?.end(one);
   });
   say(queued.firstChild, count(tenant.queued));
-  say(queued.lastChild.firstChild, tenant.waits_for ? `for ${tenant.waits_for}` : "");
-  say(oldest.firstChild, tenant.queued ? time(tenant.oldest_wait_s) : "–");
+  say(queued.lastChild.firstChild, waitsFor(tenant));
+  tell(oldest.firstChild, tenant.queued ? time(tenant.oldest_wait_s) : "–");
   drawShare(share.firstChild, tenant, pool);
   say(weight.firstChild, String(tenant.weight));
   say(priority.firstChild, tenant.mode === "enforce" ? tenant.priority : `${tenant.priority}, ${tenant.mode}`);
   say(service.firstChild, short(tenant.service));
   change.firstChild.hidden = !row.act;
   mark(change.firstChild, "aria-label", `Change ${tenant.name}`);
+}
+
+function waitsFor(tenant) {
+  if (!tenant.waits_for) return "";
+  return tenant.after?.length ? `for ${tenant.waits_for}, after ${tenant.after.join(" and ")}` : `for ${tenant.waits_for}`;
 }
 
 function makeChange() {
@@ -170,8 +176,18 @@ function drawShare(box, tenant, pool) {
   if (tenant.guarantee > 0) told.push(`guarantee ${percent(tenant.guarantee, 1)}`);
   if (bounded) told.push(tenant.limit_tokens === null ? `limit ${percent(tenant.limit, 1)}` : `limit ${short(tenant.limit_tokens)} tokens`);
   if (!tenant.borrow) told.push("never more than its guarantee");
+  if (tenant.below_guarantee) told.push("below its guarantee, first in turn");
+  box.classList.toggle("below", Boolean(tenant.below_guarantee));
   mark(bar, "aria-label", told.join(", "));
-  say(text, told.join(" · "));
+  mark(box, "title", inBlocks(tenant, pool, bounded));
+  tell(text, told.join(" · "));
+}
+
+function inBlocks(tenant, pool, bounded) {
+  const told = [`${count(tenant.blocks)} of ${count(pool.blocks)} KV blocks of all engines`];
+  if (tenant.guarantee > 0) told.push(`guarantee ${count(tenant.blocks_guaranteed)}`);
+  if (bounded) told.push(`limit ${count(tenant.blocks_limit)}`);
+  return told.join(", ");
 }
 
 function tick(element, there, at) {

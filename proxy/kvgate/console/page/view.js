@@ -37,6 +37,12 @@ export function say(element, text) {
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 
+/** A number and its unit stay on one line. */
+export const unbroken = (text) => (text ?? "").replace(/(\d) (?=(?:%|s|min|h|KV|tokens?|blocks)(?![\w-]))/g, "$1\u00a0");
+
+/** `say` for a text with numbers. */
+export const tell = (element, text) => say(element, unbroken(text));
+
 export function mark(element, name, value) {
   if (value === null || value === undefined) element.removeAttribute(name);
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
@@ -73,9 +79,9 @@ export function showHeadline(headline) {
   const box = byId("headline");
   if (box.dataset.level !== headline.level || !byId("announce").textContent) say(byId("announce"), headline.text);
   mark(box, "data-level", headline.level);
-  say(byId("headline-text"), headline.text);
-  say(byId("headline-help"), headline.help);
-  keep(byId("headline-notes"), headline.notes, (note) => note, () => make("li"), say);
+  tell(byId("headline-text"), headline.text);
+  tell(byId("headline-help"), headline.help);
+  keep(byId("headline-notes"), headline.notes, (note) => note, () => make("li"), tell);
   const sign = { ok: "", note: "", wait: "● ", stop: "■ " }[headline.level] ?? "";
   document.title = `${sign}kvgate: ${headline.text}`;
 }
@@ -122,11 +128,14 @@ function makeEngine(engine) {
   return item;
 }
 
+/** kvgate was told to send it nothing. */
+export const isTakenOut = (engine) => engine.state === "draining" || engine.state === "drained";
+
 function updateEngine(item, engine, act) {
   item.engine = engine;
   item.act = act;
   const name = engine.id.replace(/^[a-z]+:\/\//, "");
-  const drains = engine.state === "draining";
+  const drains = isTakenOut(engine);
   say(item.querySelector(".engine-name"), name);
   const chip = item.querySelector(".chip");
   say(chip, engine.accepting ? (engine.state === "up" ? "accepting" : engine.state) : engine.state === "up" ? "waits for the ledger" : engine.state);
@@ -157,7 +166,7 @@ function engineFacts(engine) {
 }
 
 function facts(element, texts) {
-  keep(element, texts.map((text, at) => ({ text, key: String(at) })), (one) => one.key, () => make("span"), (item, one) => say(item, one.text));
+  keep(element, texts.map((text, at) => ({ text, key: String(at) })), (one) => one.key, () => make("span"), (item, one) => tell(item, one.text));
 }
 
 function drawBar(bar, engine) {
@@ -195,7 +204,7 @@ export function showRejections(rejections, pool, single) {
   byId("rejections-none").hidden = shown.length > 0;
   keep(byId("rejections-body"), shown, (one) => JSON.stringify([one.pool, one.tenant, one.reason, one.status]), makeRejection, (row, one) => {
     const [age, tenant, reason, times, told] = row.children;
-    say(age, ago(one.age_s));
+    tell(age, ago(one.age_s));
     say(tenant, one.tenant);
     say(reason, one.status === null ? one.reason : `${one.status} ${one.reason}`);
     say(times, count(one.count));
@@ -210,7 +219,12 @@ function recent(one, other) {
 }
 
 function makeRejection() {
-  return make("tr", {}, make("td", { class: "tight" }), make("td", { "data-name": "Tenant" }), make("td", { class: "tight" }), make("td", { class: "number", "data-name": "Times" }), make("td", { class: "wide" }));
+  return make("tr", {}, 
+    make("td", { class: "tight", "data-name": "Last" }),
+    make("td", { class: "name wide", "data-name": "Tenant" }),
+    make("td", { class: "tight wide", "data-name": "Reason" }),
+    make("td", { class: "number wide", "data-name": "How often, since start" }),
+    make("td", { class: "wide", "data-name": "Told" }));
 }
 
 export function showPolicy(snapshot, pool) {
@@ -218,7 +232,7 @@ export function showPolicy(snapshot, pool) {
   const told = [
     ["File", policy.path ?? "none: options and environment"],
     ["Digest", policy.digest ?? "–"],
-    ["Taken over", policy.taken_at.replace("T", " ").replace("+00:00", " UTC")],
+    ["In force since", policy.taken_at.replace("T", " ").replace("+00:00", " UTC")],
     ["Tenants", `${count(policy.tenants)}, ${FOUND_BY[policy.identity] ?? policy.identity}`],
     ["Mode", mode(pool)],
     ["Ledger", ledger(pool, policy)],
@@ -232,7 +246,7 @@ export function showPolicy(snapshot, pool) {
 }
 
 function ledger(pool, policy) {
-  if (pool.ledger_mode === "memory") return "in this process";
+  if (pool.ledger_mode === "memory") return "memory of this process";
   return `${pool.ledger_mode}, ${count(pool.processes)} ${pool.processes === 1 ? "process" : "processes"}; without it ${policy.ledger_on_failure}`;
 }
 

@@ -1,0 +1,102 @@
+"""Which reservation holds for a tenant in a pool, what else that changes, and that a reload takes it over."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvgate.assembly.file import needs_restart, taken_over
+from kvgate.config import Settings, load, warnings_of
+from kvgate_policies.types import RESERVATION_DEFAULT, TenantPolicy
+
+FILE = """
+version: 1
+pools:
+  plain: {backends: ["http://a:1"]}
+  bold: {backends: ["http://b:1"], reservation: forecast, risk: 5%}
+tenants:
+  any: {keys: [{sha256: "A"}]}
+  sure: {keys: [{sha256: "B"}], reservation: guaranteed}
+  own: {keys: [{sha256: "C"}], reservation: forecast, risk: 0.1%, revocable: on, class: batch}
+  capped: {keys: [{sha256: "D"}], max_tokens: {default: 500}}
+  here: {keys: [{sha256: "E"}], pools: {bold: {reservation: guaranteed}}}
+"""
+
+
+def text(old: str = "", new: str = "") -> str:
+    keys = {letter: f"{index:064x}" for index, letter in enumerate("ABCDE")}
+    made = FILE.replace(old, new)
+    for letter, key in keys.items():
+        made = made.replace(f'"{letter}"', f'"{key}"')
+    return textwrap.dedent(made)
+
+
+def settings(tmp_path: Path, written: str) -> Settings:
+    path = tmp_path / "policy.yaml"
+    path.write_text(written)
+    return load(path, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("tenant", "pool", "expected"),
+    [
+        ("any", "plain", (RESERVATION_DEFAULT, 0.01, 2048)),
+        ("any", "bold", ("forecast", 0.05, None)),
+        ("sure", "bold", ("guaranteed", 0.05, 2048)),
+        ("own", "plain", ("forecast", 0.001, None)),
+        ("own", "bold", ("forecast", 0.001, None)),
+        ("capped", "bold", ("forecast", 0.05, 500)),
+        ("here", "bold", ("guaranteed", 0.05, 2048)),
+        ("here", "plain", (RESERVATION_DEFAULT, 0.01, 2048)),
+    ],
+)
+def test_the_more_special_place_wins_and_forecasts_write_no_limit(tenant, pool, expected, tmp_path: Path):
+    policy = settings(tmp_path, text()).book.policy(tenant, pool)
+    assert (policy.reservation, policy.risk, policy.max_tokens_default) == expected
+    assert policy.revocable is (tenant == "own")
+
+
+def test_each_value_says_where_it_comes_from(tmp_path: Path):
+    book = settings(tmp_path, text()).book
+    assert book.origins("any", "bold")["reservation"].endswith("policy.yaml: pools.bold.reservation")
+    assert book.origins("here", "bold")["reservation"].endswith("tenants.here.pools.bold.reservation")
+    assert book.origins("any", "plain")["risk"] == "default"
+
+
+def test_a_change_is_taken_over_without_a_restart(tmp_path: Path):
+    before = settings(tmp_path, text())
+    after = settings(
+        tmp_path, text("risk: 5%", "risk: 2%").replace("reservation: forecast, risk: 2%", "risk: 2%")
+    )
+    assert needs_restart(before, after) == []
+    assert after.book.policy("any", "bold").reservation == RESERVATION_DEFAULT
+    assert taken_over(before, after) == after
+
+
+def test_without_a_file(tmp_path: Path):
+    given = load(None, {"KVGATE_RISK": "2%"}, {"backends": ["http://a:1"], "reservation": "forecast"})
+    policy = given.book.policy("anonymous", "default")
+    assert (policy.reservation, policy.risk, policy.max_tokens_default) == ("forecast", 0.02, None)
+    assert given.tenant == policy
+    limited = load(
+        None, {}, {"backends": ["http://a:1"], "reservation": "forecast", "max_tokens_default": "100"}
+    )
+    assert limited.book.policy("anonymous", "default").max_tokens_default == 100
+
+
+def test_a_directory_beside_a_shared_ledger_is_doubted():
+    alone = Settings(backends=("http://a",), state_dir="/var/lib/kvgate")
+    assert warnings_of(alone) == ()
+    (said,) = warnings_of(alone.model_copy(update={"ledger_url": "redis://r"}))
+    assert said.startswith("the state directory is not used")
+
+
+def test_made_in_code():
+    made = Settings(backends=("http://a",), reservation="forecast", risk=0.1)
+    assert made.book.policy("anonymous", "default").risk == 0.1
+    assert made.book.policy("anonymous", "default").max_tokens_default is None
+    own = Settings(backends=("http://a",), reservation="forecast", tenant=TenantPolicy(max_tokens_default=64))
+    assert own.book.policy("anonymous", "default").max_tokens_default == 64
+    assert own.book.policy("anonymous", "default").reservation == "forecast"
