@@ -1,7 +1,7 @@
 """Two tenants on one engine that schedules by priority: who has its peaks reserved is never preempted, however wrong the
 other's forecasts are.
 
-`bold` has learned answers of about twenty tokens, and leaves half of all cases to chance. Then come chats of four hundred,
+`bold` has learned answers of about twenty tokens, and leaves half of all cases to chance. Then come chats of three hundred,
 and an engine that was filled by what was expected of them holds a third. `firm` streams beside them.
 """
 
@@ -16,7 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm import environment, measured, server, traffic
+from vllm import environment, server, traffic
 from vllm.mixed import Chat
 from vllm.model import VOCABULARY, write_model
 from vllm.steps import Step, gaps
@@ -31,10 +31,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PUPILS, LESSONS, LESSONS_MAX = 6, 15, 3
 """Clients, what each sends one after the other, and how often all that is done at the most."""
-CHATS, STREAMS, ROUNDS = 24, 4, 3
+CHATS, STREAMS, ROUNDS = 24, 4, 2
 STOPS = 50
 """Of 1,024 tokens: about twenty for an answer."""
-LONG = 400
+LONG = 300
+STEP_S = 0.05
+"""Firm's first requests have to be there before bold's have shown, some twenty steps on, that they do not end."""
 PROMPT, OUTPUT = 192, 289
 """Of each of firm's: 15 blocks, so that its four streams hold half of the engine."""
 
@@ -188,7 +190,7 @@ def suspected(gateway: Gateway) -> bool:
 
 def run(engine: Engine, folder: Path, seed: int) -> Run:
     rng = random.Random(seed)
-    with a_gateway(engine, folder) as gateway, engine.paced(measured.BURST_STEP_S):
+    with a_gateway(engine, folder) as gateway, engine.paced(STEP_S):
         teach(gateway, rng)
         mark = engine.steps.mark()
         got = asyncio.run(offer(gateway.url, chats(rng), streams(rng)))

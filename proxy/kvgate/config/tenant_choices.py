@@ -17,9 +17,9 @@ WEIGHT_ALLOWED = f"a number from {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
 LIMIT_ALLOWED = "a percentage above 0% and up to 100%, such as 60%, or KV tokens, such as 200k tokens"
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,127}", re.ASCII)
 TENANT_ALLOWED = "a name of at most 128 letters, digits and . _ - @ : +, a letter or digit first"
-RESERVED = frozenset({"other", "unknown"})
-"""Labels of metrics that are no tenant's: what is above the cap of names, and requests of nobody that is known."""
-RESERVED_ALLOWED = "another name: `other` and `unknown` have a meaning in the metrics"
+RESERVED = frozenset({"other", "unknown", "all"})
+"""Labels of metrics that are no tenant's: those above the cap, requests of nobody that is known, the pool."""
+RESERVED_ALLOWED = "another name: `other`, `unknown` and `all` have a meaning in the metrics"
 REJECT = "reject"
 
 

@@ -34,7 +34,7 @@ def series_max(engines: int, pools: int = 1) -> int:
 def _values_max(engines: int) -> Mapping[str, int]:
     reasons = REASONS_MAX + 1
     return {
-        "tenant": TENANTS_MAX + 1,
+        "tenant": TENANTS_MAX + 2,  # `other`, and `all` for what is of the pool
         "engine": engines,
         "endpoint": len(Endpoint) + 1,
         "outcome": len(Outcome),

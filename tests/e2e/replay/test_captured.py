@@ -22,7 +22,8 @@ from support.gateway import completion, gateway
 
 pytestmark = pytest.mark.e2e
 LONG = os.environ.get("KVGATE_SOAK") == "1"
-WAIT_BAND, REFUSED_BAND = 0.15, 0.02
+WAIT_BAND, REFUSED_BAND = (0.15, 0.02) if LONG else (0.3, 0.06)
+"""A few hundred requests of 45 s on a shared machine say less than the thousands of ten minutes."""
 Measured = Callable[[dict[str, object]], None]
 
 

@@ -124,8 +124,8 @@ MISTAKES = {
     ),
     "a tenant called as a label of the metrics": (
         POOL + f"tenants: {{other: {{{KEY}}}}}",
-        ("tenants.other: 'other' is not allowed; allowed: another name: `other` and `unknown` have a meaning in the "
-        "metrics"),
+        ("tenants.other: 'other' is not allowed; allowed: another name: `other`, `unknown` and `all` have a meaning in "
+        "the metrics"),
     ),
     "no tenant": (POOL + "tenants: {}", "tenants: allowed: a mapping with names of tenants, one or more"),
     "a list of tenants": (
