@@ -15,7 +15,7 @@ COLOURS = {
     "draining": "purple",
     "trial": p.YELLOW,
     "suspended": p.ORANGE,
-    "stalled": "dark-orange",
+    "stalled": "#fa6400",
     "down": p.RED,
     "error": "dark-red",
     "unknown": p.GREY,

@@ -66,7 +66,7 @@ def _waste() -> list[p.PanelBuilder]:
 
 
 def _forecasts() -> list[p.PanelBuilder]:
-    longer = q.per_second(c.FORECAST_CALIBRATION, "quantile", where='exceeded="yes"')
+    longer = q.per_second(c.FORECAST_CALIBRATION, "q", where='exceeded="yes"')
     return [
         p.lines(
             About(
@@ -77,7 +77,7 @@ def _forecasts() -> list[p.PanelBuilder]:
                 "Forecasts too low",
             ),
             p.SHARE,
-            [Ask(f"{longer} / {q.per_second(c.FORECAST_CALIBRATION, 'quantile')}", "above {{quantile}}")],
+            [Ask(f"{longer} / {q.per_second(c.FORECAST_CALIBRATION, 'q')}", "above {{q}}")],
         ),
         p.lines(
             About(

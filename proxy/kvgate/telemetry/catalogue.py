@@ -410,7 +410,7 @@ DRIFT_BLOCKS = _gauge(
 # Forecasts of how long answers get.
 FORECAST_CALIBRATION = _counter(
     "forecast_calibration_total",
-    ("quantile", "exceeded"),
+    ("q", "exceeded"),
     "Answers by whether they were longer than a quantile of the lengths that was forecast when they were granted. Of "
     "those above 0.9 a tenth should be. Left out are answers whose limit is below the quantile, and those cut short.",
     "More exceed it than should: answers have become longer, and will be learned. With `reservation: guaranteed` it "

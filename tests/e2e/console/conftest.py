@@ -10,7 +10,7 @@ from playwright.async_api import Browser
 from e2e.console.browser import MISSING, find, started
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     program = find()
     if program is None:

@@ -59,7 +59,7 @@ async def _mean_of(gate: Gate, name: str, times: int) -> float:
 
 async def test_forecasts_are_calibrated(measured: Callable[[dict[str, object]], None]):
     """Of 1,200 answers after the first 400 half are longer than the median that was forecast, and so on."""
-    asked = [({"quantile": f"{q:g}", "exceeded": e}) for q in (0.5, 0.9, 0.99) for e in ("yes", "no")]
+    asked = [({"q": f"{q:g}", "exceeded": e}) for q in (0.5, 0.9, 0.99) for e in ("yes", "no")]
     words = [part for labels in asked for part in ("kvgate_forecast_calibration_total", labels)]
     async with Stage() as stage:
         await stage.engine(blocks=20_001, profile="instant")
