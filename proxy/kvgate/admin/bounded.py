@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 64 * 1024
 """Of a request to `/admin`: the name of an engine, a dozen fields of a tenant."""
 TOO_LARGE = f"At most {BODY_BYTES_MAX} bytes."
+
+
+async def bounded_body(request: Request, bytes_max: int) -> bytes | None:
+    """None for one that is larger, whose rest is not read."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            return None
+    return body
 
 
 class BoundedBodies:

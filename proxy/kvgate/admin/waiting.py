@@ -21,11 +21,11 @@ def waits_for(use: TenantUse, view: LedgerView) -> WaitsFor | None:
         return None
     if not any(one.limits.accepting for one in view.engines):
         return "an engine"
-    return "its own limit" if _is_at_limit(use, blocks_of(view)) else "room"
+    return "its own limit" if _is_at_limit(use, view) else "room"
 
 
-def _is_at_limit(use: TenantUse, blocks: int) -> bool:
+def _is_at_limit(use: TenantUse, view: LedgerView) -> bool:
     """One more of the size that its requests have now would exceed what the policy gives it."""
     bound = use.blocks_limit if use.rules.borrow else min(use.blocks_limit, use.blocks_guaranteed)
     typical = -(-use.blocks // use.reservations) if use.reservations else 1
-    return bound < blocks and use.blocks + typical > bound
+    return use.blocks + typical > bound and bound < blocks_of(view)

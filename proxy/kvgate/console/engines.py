@@ -48,7 +48,7 @@ def _engine(status: EngineStatus, use: EngineUse | None) -> EngineShown:
         accepting=use is not None and use.limits.accepting,
         blocks=blocks,
         blocks_open=0 if limits is None else limits.blocks_open,
-        trust=_rounded(getattr(status, "trust", None), 2),
+        trust=_rounded(status.trust, 2),
         parts=_parts(reserved),
         blocks_in_use=None if kv_usage is None else round(kv_usage * blocks),
         seqs=0 if limits is None else limits.seqs,

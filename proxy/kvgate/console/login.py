@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import JSONResponse, Response
 
+from kvgate.admin.bounded import bounded_body
 from kvgate.console.access import is_of_our_page
 from kvgate.console.attempts import Attempts
 from kvgate.console.problems import NO_STORE, problem
@@ -76,11 +77,9 @@ def _with_cookie(session: str, request: Request) -> Response:
 
 async def _token_in(request: Request) -> str:
     """What a login says; empty where that makes no sense."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LOGIN_BYTES_MAX:
-            return ""
+    body = await bounded_body(request, LOGIN_BYTES_MAX)
+    if body is None:
+        return ""
     try:
         told = msgspec.json.decode(body, type=dict[str, str])
     except msgspec.MsgspecError:

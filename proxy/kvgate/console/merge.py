@@ -16,6 +16,8 @@ from kvgate.console.snapshot import RejectionShown, Snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kvgate.console.rejections import Key
+
 
 def merged(told: Mapping[str, Snapshot | None]) -> Snapshot | None:
     """By name of the process; None stands for one that does not answer. None when none does."""
@@ -33,7 +35,7 @@ def merged(told: Mapping[str, Snapshot | None]) -> Snapshot | None:
 
 def _together(rejections: Iterable[RejectionShown]) -> tuple[RejectionShown, ...]:
     """Equal kinds added up, the last one first."""
-    kinds: dict[tuple[str | None, str, str, int | None], RejectionShown] = {}
+    kinds: dict[Key, RejectionShown] = {}
     for one in sorted(rejections, key=lambda one: one.age_s):
         key = (one.pool, one.tenant, one.reason, one.status)
         last = kinds.get(key)

@@ -27,6 +27,7 @@ REJECTIONS = frozenset(one for one in Outcome if one.value.startswith(("rejected
 """kvgate itself turned the request away, at the door or in the queue."""
 
 Key = tuple[str | None, str, str, int | None]
+"""Pool, tenant, reason, and the status that was sent."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ def headline(pool: PoolShown) -> Headline:
         return Headline(
             "stop", _then(pool, "no engine is known", "Nothing can start"), _NO_ENGINE_HELP, notes
         )
-    if not any(engine.accepting for engine in pool.engines):
+    if not _taking(pool):
         return _no_engine(pool)
     if pool.queued:
         why, what, is_cause = _why(pool)
@@ -106,6 +106,23 @@ def _longest(pool: PoolShown) -> str:
     return f" The longest wait is {time(pool.oldest_wait_s)}."
 
 
+# The engines.
+
+
+def _taking(pool: PoolShown) -> list[EngineShown]:
+    return [engine for engine in pool.engines if engine.accepting]
+
+
+def _away(pool: PoolShown) -> list[EngineShown]:
+    """They take no work."""
+    return [engine for engine in pool.engines if not engine.accepting]
+
+
+def _reserved(engines: list[EngineShown]) -> tuple[int, int]:
+    """The blocks that are reserved, and those that may be."""
+    return sum(engine.blocks_reserved for engine in engines), sum(engine.blocks_open for engine in engines)
+
+
 # Why, and what would help.
 
 
@@ -125,7 +142,7 @@ def _why(pool: PoolShown) -> tuple[str, str, bool]:
 
 def _and_away(pool: PoolShown) -> str:
     """Engines that take no work are a part of why there is no room."""
-    away = [engine for engine in pool.engines if not engine.accepting]
+    away = _away(pool)
     return f", and {_states(away)} ({len(away)} of {len(pool.engines)} engines)" if away else ""
 
 
@@ -137,8 +154,7 @@ _IN_VAIN = "Its own requests have to end. The engines are full, too: with a high
 
 
 def _is_full(pool: PoolShown) -> bool:
-    engines = [engine for engine in pool.engines if engine.accepting]
-    reserved, blocks = sum(e.blocks_reserved for e in engines), sum(e.blocks_open for e in engines)
+    reserved, blocks = _reserved(_taking(pool))
     return reserved >= FULL * blocks
 
 
@@ -159,13 +175,13 @@ def _at_limit(tenant: TenantShown, who: str) -> tuple[str, str]:
 
 
 def _full(pool: PoolShown) -> tuple[str, str]:
-    engines = [engine for engine in pool.engines if engine.accepting]
+    engines = _taking(pool)
     name, whose = _names(pool, engines)
     if all(engine.seqs_reserved >= engine.seqs for engine in engines):
         seqs = sum(engine.seqs for engine in engines)
         what = f"Raise the sequences of an engine (max_num_seqs, there and here), or {_another(pool)}."
         return f"{name} full, all {seqs} sequence slots are taken", what
-    reserved, blocks = sum(e.blocks_reserved for e in engines), sum(e.blocks_open for e in engines)
+    reserved, blocks = _reserved(engines)
     if _is_full(pool):
         why = f"{name} full, {percent(reserved, blocks)} of {whose} KV cache is reserved"
         return why, _more_room(pool, engines)
@@ -213,14 +229,14 @@ def _more_room(pool: PoolShown, engines: list[EngineShown]) -> str:
 
 
 def _fill(pool: PoolShown) -> str:
-    engines = [engine for engine in pool.engines if engine.accepting]
+    engines = _taking(pool)
     reserved, blocks = sum(e.blocks_reserved for e in engines), sum(e.blocks for e in engines)
     told = percent(reserved, blocks)
     return f"{_upper(told)} of the KV cache is reserved." if reserved else "Nothing is reserved."
 
 
 def _notes(pool: PoolShown, *, is_away_said: bool = False) -> tuple[str, ...]:
-    away = [engine for engine in pool.engines if not engine.accepting]
+    away = _away(pool)
     notes = list(_ledger_notes(pool))
     if away and len(away) < len(pool.engines) and not is_away_said:
         take = "takes" if len(away) == 1 else "take"

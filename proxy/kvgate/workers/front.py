@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvgate.admin.bounded import BODY_BYTES_MAX, TOO_LARGE
+from kvgate.admin.bounded import BODY_BYTES_MAX, TOO_LARGE, bounded_body
 from kvgate.admin.changes import ASKED_BY
 from kvgate.admin.state import JOINING
 from kvgate.clock import SystemClock
@@ -119,7 +119,7 @@ class Front:
         return Response(body, headers={"content-type": content_type})
 
     async def admin(self, request: Request) -> Response:
-        body = await _bounded_body(request)
+        body = await bounded_body(request, BODY_BYTES_MAX)
         if body is None:
             return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
@@ -177,16 +177,6 @@ class Front:
             except httpx.HTTPError as error:
                 log.debug("%s does not answer: %r", name, error)
         return None
-
-
-async def _bounded_body(request: Request) -> bytes | None:
-    """None for one that is too large."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            return None
-    return body
 
 
 def _common(answers: Mapping[str, httpx.Response | None]) -> Response:
