@@ -325,8 +325,9 @@ class Admission:
         """An engine of a new shape joined: price everyone in the queue on it."""
         for request_id, passage in list(self._waiting.items()):
             priced = await self._pricer.price(passage.request, passage.call.tenant)
-            if isinstance(priced, Priced):
-                await self._ledger.reprice(request_id, priced.costs)
+            if isinstance(priced, Priced):  # the limit stays the one that is written already
+                passage.priced = replace(passage.priced, costs=priced.costs)
+                await self._ledger.reprice(request_id, self._lending.costs(passage))
 
     async def lengths_changed(self, tenants: frozenset[str]) -> None:
         """The answers of these have become longer, or are known again: price those in the queue by that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from kvgate_policies.forecast_fit import z_of
 from kvgate_policies.types import (
     ZERO_COST,
     Endpoint,
+    EngineLimits,
     InferenceRequest,
     Outcome,
     PriorityClass,
@@ -167,6 +169,29 @@ def test_the_tenants_risk_is_what_the_ledger_is_asked_with(risk: float, monkeypa
         monkeypatch.setattr(house.ledger, "reserve", noting)
         await house.ask("r", TenantPolicy("t", reservation="forecast", risk=risk))
         assert asked == [z_of(risk)]
+
+    run_virtual(main())
+
+
+def test_who_waits_keeps_the_price_on_a_shape_that_joined_when_lengths_change():
+    async def main() -> None:
+        house = ForecastHouse(stream(50), blocks=256)
+        await house.open()
+        house.teach("t", SHORT)
+        first = asyncio.create_task(house.ask("first", TenantPolicy("g", max_tokens_default=3996)))
+        await soon()
+        second = asyncio.create_task(house.ask("second"))
+        await soon()
+        assert house.ledger.view().queued == 1
+        wide = replace(SHAPE, block_size=2 * SHAPE.block_size)
+        house.engines.shapes = lambda: frozenset({SHAPE, wide})  # type: ignore[method-assign]
+        await house.admission.shapes_changed()
+        await house.admission.lengths_changed(frozenset({"t"}))
+        house.engines.ids |= {"http://wide"}
+        await house.ledger.observe(EngineLimits("http://wide", wide, 1000, 64, 100_000))
+        await soon()
+        assert house.records["second"].engine_id == "http://wide"
+        await asyncio.gather(first, second)
 
     run_virtual(main())
 
