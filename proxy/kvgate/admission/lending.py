@@ -44,17 +44,13 @@ class Lending:
 
     def costs(self, passage: Passage) -> Mapping[EngineShape, KVCost]:
         """What it costs while it waits, by what could be lent to it now."""
-        passage.lent_blocks = lent = self._lent_blocks(passage)
-        if not lent:
-            return passage.priced.costs
-        return {
-            shape: discounted(cost, lent, shape.block_size) for shape, cost in passage.priced.costs.items()
-        }
+        return _costs(passage, self._lent_blocks(passage))
 
     async def waits(self, request_id: str, passage: Passage) -> None:
         """It was not granted at its full price, at which it was checked whether it could ever fit."""
-        if self._lent_blocks(passage):
-            await self._ledger.reprice(request_id, self.costs(passage))
+        lent = self._lent_blocks(passage)
+        if lent:
+            await self._ledger.reprice(request_id, _costs(passage, lent))
 
     def may_start(self, passage: Passage, grant: Grant, share: Share | None) -> int | None:
         """The discount that a grant was made at, if that much is lent to it there now; else None."""
@@ -94,11 +90,20 @@ class Lending:
         for request_id, passage in list(self._waiting.items()):
             if request_id not in self._waiting or not _begins_with(passage, changed):
                 continue
-            if self._lent_blocks(passage) != passage.lent_blocks:
-                await self._ledger.reprice(request_id, self.costs(passage))
+            lent = self._lent_blocks(passage)
+            if lent != passage.lent_blocks:
+                await self._ledger.reprice(request_id, _costs(passage, lent))
                 repriced += 1
                 if repriced % REPRICED_MAX == 0:
                     await asyncio.sleep(0)
+
+
+def _costs(passage: Passage, lent: int) -> Mapping[EngineShape, KVCost]:
+    """With so many blocks lent to it, which it remembers."""
+    passage.lent_blocks = lent
+    if not lent:
+        return passage.priced.costs
+    return {shape: discounted(cost, lent, shape.block_size) for shape, cost in passage.priced.costs.items()}
 
 
 def _begins_with(passage: Passage, changed: frozenset[int]) -> bool:

@@ -107,8 +107,10 @@ class Pricer:
         forecaster, outlook = self._forecaster, priced.outlook
         if forecaster is None or outlook is None or tenant.reservation == "guaranteed":
             return priced
-        peaks = {shape: replace(cost, expected=None) for shape, cost in priced.costs.items()}
-        costs = {shape: forecaster.cost(tenant, outlook, shape, peak) for shape, peak in peaks.items()}
+        costs = {
+            shape: forecaster.cost(tenant, outlook, shape, replace(cost, expected=None))
+            for shape, cost in priced.costs.items()
+        }
         return replace(priced, costs=costs, output_expected=forecaster.expected_output(tenant, outlook))
 
     def _expected(self, priced: Priced | Answer, tenant: TenantPolicy) -> Priced | Answer:

@@ -15,14 +15,14 @@ engine read the prompt anew.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kvgate.admission.affinity import CACHING
+from kvgate.admission.affinity import CACHING, SALT_BYTES
+from kvgate.tokens.base import packed
 from kvgate_policies.sharing import TOKEN_BYTES, Beginnings, Chain, Parts, Sharer, chain_of, shareable
 from kvgate_policies.types import Endpoint, InferenceRequest
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from kvgate.ledger.base import Grant
     from kvgate_policies.types import EngineShape, TokenCount
 
-SALT_BYTES = 16
-TOKEN_TYPE = "I"  # noqa: S105  four bytes each, as `chain_of` wants them
 _NOTHING = msgspec.Raw(b"")
 _NOT_SAID = frozenset((b"", b"null", b"false"))
 
@@ -205,7 +203,7 @@ def _given(request: InferenceRequest, read: _Body) -> bytes:
     if request.prompts[0].tokens is None:
         return b""
     prompt = read.token_ids if request.endpoint is Endpoint.GENERATE else read.prompt
-    return array(TOKEN_TYPE, _ids(prompt)).tobytes()
+    return packed(_ids(prompt))
 
 
 def _ids(prompt: msgspec.Raw) -> list[int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
 
-from kvgate.tokens.base import TokenizeFailed
+from kvgate.tokens.base import TokenizeFailed, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,9 +19,6 @@ TIMEOUT_S = 2.0
 """From the call to the count, the wait for a place included: 3 to 25 ms is usual."""
 CONCURRENT_MAX = 16
 """At once, over all engines: each answer carries every token id, and an engine tokenizes in few threads."""
-
-ID_TYPE = "I"
-"""Four bytes each."""
 
 
 class Tokenizer:
@@ -85,6 +81,6 @@ class _Ids(msgspec.Struct):
 
 def _ids(target: Target, answer: bytes) -> bytes:
     try:
-        return array(ID_TYPE, msgspec.json.decode(answer, type=_Ids).tokens).tobytes()
+        return packed(msgspec.json.decode(answer, type=_Ids).tokens)
     except (msgspec.DecodeError, OverflowError) as error:
         raise TokenizeFailed(f"{target.engine_id}: the answer has no tokens: {error}") from error

@@ -20,12 +20,6 @@ SPAN_S_MIN = 0.2
 """Between two readings of a counter: the shorter, the more it matters when in between a step was counted."""
 
 
-class TokenRate(Protocol):
-    def tokens_per_s(self, engine_id: str) -> float | None:
-        """Output tokens of one running sequence there; None while nothing is known."""
-        ...
-
-
 class EngineCounters(Protocol):
     """An engine's numbers at its last scrape; None where it did not export one."""
 
@@ -53,7 +47,7 @@ class _Reading:
 
 
 class Rates:
-    """Implements `TokenRate` from what engines export and from streams. `look` at each beat."""
+    """From what engines export, and from streams. `look` at each beat."""
 
     def __init__(self, statuses: Callable[[], Sequence[EngineState]] = tuple) -> None:
         self._statuses = statuses
@@ -63,6 +57,7 @@ class Rates:
         self._looked_s = float("-inf")
 
     def tokens_per_s(self, engine_id: str) -> float | None:
+        """Output tokens of one running sequence there; None while nothing is known."""
         reading = self._readings.get(engine_id)
         if reading is not None and reading.per_s is not None:
             return reading.per_s

@@ -57,12 +57,8 @@ def _chosen(use: EngineUse, candidates: Sequence[Running], view: LedgerView) -> 
     by_id: Mapping[str, Running] = {run.request_id: run for run in candidates}
     ids = to_revoke(
         use.reserved.occupancy,
-        [
-            Revocable(
-                run.request_id, run.held.cost.occupancy, run.reached
-            )  # how often it was: its scope says so
-            for run in candidates
-        ],
+        # How often each was sent back need not be said: one that was too often is no candidate.
+        [Revocable(run.request_id, run.held.cost.occupancy, run.reached) for run in candidates],
         capacity_blocks=use.limits.blocks_open,
         z=z_of(max(run.tenant.risk for run in candidates)),
     )

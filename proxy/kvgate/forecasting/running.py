@@ -84,7 +84,6 @@ class Running:
         "length",
         "meter",
         "outlook",
-        "priority",
         "reached",
         "request_id",
         "reshaped",
@@ -116,7 +115,6 @@ class Running:
         self.request_id = grant.request_id
         self.engine_id = grant.engine_id
         self.shape: EngineShape = grant.shape
-        self.priority = grant.priority
         self.outlook = outlook
         """None for what generates nothing."""
         self.tenant = tenant
@@ -136,14 +134,10 @@ class Running:
         """The keeper's number of changes of all curves, when its vector was made."""
         self.shown = False
         self.revoked = False
-        self.scope = self._scope(revocations)
+        self.scope = _scope(tenant, grant.priority, revocations)
         """Cancelled when it is sent back; None where that may not be."""
         self.finish: Finish | None = None
         self.length: int | None = None
-
-    def _scope(self, revocations: int) -> anyio.CancelScope | None:
-        may = self.tenant.revocable and self.priority is PriorityClass.BATCH
-        return anyio.CancelScope() if may and revocations < REVOCATIONS_MAX else None
 
     def __enter__(self) -> Self:
         self.keeper.begins(self)
@@ -211,3 +205,8 @@ class Running:
         before = self.reached
         self.reached = max(before, min(int(tokens), outlook.max_tokens - 1))
         return self.reached - before
+
+
+def _scope(tenant: TenantPolicy, priority: PriorityClass, revocations: int) -> anyio.CancelScope | None:
+    may = tenant.revocable and priority is PriorityClass.BATCH
+    return anyio.CancelScope() if may and revocations < REVOCATIONS_MAX else None

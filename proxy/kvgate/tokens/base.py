@@ -5,7 +5,8 @@ All give the same thing, tokens and whether they are exact; pricing doesn't care
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from kvgate_policies.types import InferenceRequest, TokenCount
@@ -19,6 +20,11 @@ TokenIds = Callable[[Mapping[str, object]], Awaitable[bytes]]
 
 class TokenizeFailed(Exception):
     """No engine could count: none is up, it took too long, or it refused the body."""
+
+
+def packed(ids: Iterable[int]) -> bytes:
+    """Token ids, four bytes each. Raises OverflowError for a number that is none."""
+    return array("I", ids).tobytes()
 
 
 class TokenCounter(Protocol):

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kvgate.tokens.exact import countable
+from kvgate_policies.sharing import TOKEN_BYTES
 from kvgate_policies.types import Endpoint, TokenCount
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 READ_ALIKE = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 """Endpoints whose prompts `POST /tokenize` reads by the same code; of the others it is known for the count."""
-TOKEN_BYTES = 4
 
 
 class IdsCounter:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from kvgate.tokens.base import packed
 from kvgate.tokens.model_folder import load_template, load_tokenizer
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 CACHE_MAX = 4096
 """Counts remembered, about 150 bytes each: retries and prompts that come again."""
-
-ID_TYPE = "I"
-"""Four bytes each."""
 
 
 class NotCounted(Exception):
@@ -50,7 +47,7 @@ class ModelTokenizer:
     def ids(self, body: Mapping[str, object]) -> bytes:
         """The token ids of a text or a chat, four bytes each. Raises as `count`."""
         text, specials = self._text(body)
-        return array(ID_TYPE, self._encode(text, specials=specials)).tobytes()
+        return packed(self._encode(text, specials=specials))
 
     def _text(self, body: Mapping[str, object]) -> tuple[str, bool]:
         """The text, and whether the tokenizer adds its special tokens."""

@@ -158,7 +158,6 @@ def test_what_would_be_lent_is_the_least_of_all_engines() -> None:
 class Running:
     held: Holding
     outlook: Outlook
-    stack: Any
 
 
 class House:
@@ -204,7 +203,7 @@ class House:
             assert isinstance(decision, Grant)
             held = Holding(self.ledger, decision, 0.3)
             await held.__aenter__()
-            self.running[name] = Running(held, Outlook((len(ids),), output, ignore_eos=True), ids)
+            self.running[name] = Running(held, Outlook((len(ids),), output, ignore_eos=True))
             count = TokenCount((len(ids),), exact=True)
             beginning = self.sharing.beginning(request(len(ids)), body(prompt=ids), count, [SHAPE])
             await held.shares(self.sharing.share_of(beginning, decision))

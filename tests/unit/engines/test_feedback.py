@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -231,10 +231,7 @@ async def test_who_is_not_elected_says_nothing_of_it_and_takes_nothing_back() ->
         await work(world, 5)
         world.ledger.elects = False
         limits = world.use().limits
-        others = type(limits)(
-            **{name: getattr(limits, name) for name in limits.__slots__} | {"blocks_usable": 640}
-        )
-        await world.ledger.observe(others)
+        await world.ledger.observe(replace(limits, blocks_usable=640))
         told = len(world.ledger.told)
         await work(world, 30, preemptions=1)
         assert len(world.ledger.told) == told
@@ -252,10 +249,7 @@ async def test_what_another_process_said_is_put_right_by_the_elected_one() -> No
     async with world.running():
         await work(world, 5)
         limits = world.use().limits
-        whole = type(limits)(
-            **{name: getattr(limits, name) for name in limits.__slots__} | {"blocks_usable": None}
-        )
-        await world.ledger.observe(whole)
+        await world.ledger.observe(replace(limits, blocks_usable=None))
         assert usable(world) == BLOCKS
         await work(world, 2)
         assert usable(world) == 0.5 * BLOCKS
