@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from kvgate.cli.load_words import (
     urls_of,
     write,
 )
+from kvgate.cli.options import option as _option
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,17 +34,10 @@ IN_FLIGHT_MAX = 4096
 EXIT_NOTHING_COMPLETED, EXIT_INTERRUPTED = 1, 130
 
 
-def _option(
-    flag: str,
-    panel: str,
-    text: str,
-    metavar: str | None = None,
-    least: int | None = None,
-    most: int | None = None,
-) -> Any:
-    return typer.Option(
-        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least, max=most
-    )
+SloTtft = Annotated[
+    str | None, _option("--slo-ttft", ANSWER, "A good answer begins within. Default: 5s", "TIME")
+]
+SloItl = Annotated[str | None, _option("--slo-itl", ANSWER, "And has a token each. Default: 100ms", "TIME")]
 
 
 def load(
@@ -126,12 +120,8 @@ def load(
     find_ceiling: Annotated[
         bool, _option("--find-ceiling", ANSWER, "At how many sessions at once do preemptions begin?")
     ] = False,
-    slo_ttft: Annotated[
-        str | None, _option("--slo-ttft", ANSWER, "A good answer begins within. Default: 5s", "TIME")
-    ] = None,
-    slo_itl: Annotated[
-        str | None, _option("--slo-itl", ANSWER, "And has a token each. Default: 100ms", "TIME")
-    ] = None,
+    slo_ttft: SloTtft = None,
+    slo_itl: SloItl = None,
     as_json: Annotated[bool, _option("--json", ANSWER, "Print the answer as JSON.")] = False,
     html: Annotated[
         Path | None, _option("--html", ANSWER, "Write it as one page with charts.", "FILE")

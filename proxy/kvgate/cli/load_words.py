@@ -62,8 +62,8 @@ def sizes_of(prompt: str | None, output: str | None, log: Path | None) -> Sizes:
 
     if log is None:
         one, other = (
-            _read("--prompt", prompt or "256", read_length),
-            _read("--output", output or "128", read_length),
+            read_word("--prompt", prompt or "256", read_length),
+            read_word("--output", output or "128", read_length),
         )
         return Independent(one, other)
     from kvgate.traffic import read_log  # noqa: PLC0415
@@ -124,13 +124,14 @@ def seconds(option: str, text: str | None, default: float) -> float:
 
     if text is None:
         return default
-    seconds = _read(option, text, duration_s)
+    seconds = read_word(option, text, duration_s)
     if seconds > DURATION_S_MAX:
         raise ConfigError(f"{option}: {text!r} is not allowed; allowed: at most {DURATION_S_MAX / 3600:g}h")
     return seconds
 
 
-def _read(option: str, text: str, read: Callable[[str], _T]) -> _T:
+def read_word(option: str, text: str, read: Callable[[str], _T]) -> _T:
+    """What `read` makes of it. Raises ConfigError with what is allowed, which a ValueError says."""
     try:
         return read(text)
     except ValueError as error:

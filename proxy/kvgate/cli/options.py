@@ -1,4 +1,4 @@
-"""The options that `serve` and `check` share, once."""
+"""How an option is declared, and the options that `serve` and `check` share, once."""
 
 from __future__ import annotations
 
@@ -27,23 +27,33 @@ ENVIRONMENT = (
 )
 
 
-def _option(flag: str, panel: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False)
+def option(
+    flag: str,
+    panel: str,
+    text: str,
+    metavar: str | None = None,
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
+    """What help shows of it, in which of its panels; a number may have bounds."""
+    return typer.Option(
+        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least, max=most
+    )
 
 
 def setting_options(
     backend: Annotated[
         list[str] | None,
-        _option("--backend", POOL, "Base URL of a vLLM server; once for each.", "URL"),
+        option("--backend", POOL, "Base URL of a vLLM server; once for each.", "URL"),
     ] = None,
-    policy: Annotated[Path | None, _option("--policy", POOL, "A policy file (YAML).", "FILE")] = None,
+    policy: Annotated[Path | None, option("--policy", POOL, "A policy file (YAML).", "FILE")] = None,
     pool: Annotated[
         str | None,
-        _option("--pool", POOL, "Its name in metrics and in a shared ledger. Default: default", "NAME"),
+        option("--pool", POOL, "Its name in metrics and in a shared ledger. Default: default", "NAME"),
     ] = None,
     ledger: Annotated[
         str | None,
-        _option(
+        option(
             "--ledger",
             POOL,
             "Where reservations are kept: memory:// (default), or redis://HOST:PORT/DB, shared by processes.",
@@ -52,7 +62,7 @@ def setting_options(
     ] = None,
     ledger_on_failure: Annotated[
         str | None,
-        _option(
+        option(
             "--ledger-on-failure",
             POOL,
             "Without the shared ledger: local (default: a share of the room), closed (nothing) or open (all).",
@@ -61,13 +71,13 @@ def setting_options(
     ] = None,
     ledger_lease: Annotated[
         str | None,
-        _option(
+        option(
             "--ledger-lease", POOL, "How long a silent process keeps its reservations. Default: 5s", "TIME"
         ),
     ] = None,
     reservation: Annotated[
         str | None,
-        _option(
+        option(
             "--reservation",
             POOL,
             "What a request reserves: its peak (guaranteed, the default), or what is expected (forecast).",
@@ -76,11 +86,11 @@ def setting_options(
     ] = None,
     risk: Annotated[
         str | None,
-        _option("--risk", POOL, "How often forecasts may be too low for an engine. Default: 1%", "SHARE"),
+        option("--risk", POOL, "How often forecasts may be too low for an engine. Default: 1%", "SHARE"),
     ] = None,
     prefix_sharing: Annotated[
         str | None,
-        _option(
+        option(
             "--prefix-sharing",
             POOL,
             "Whether requests that begin alike reserve the KV blocks of that beginning once: on, or off (default).",
@@ -89,7 +99,7 @@ def setting_options(
     ] = None,
     prompt_tokens: Annotated[
         str | None,
-        _option(
+        option(
             "--prompt-tokens",
             POOL,
             "Who counts prompt tokens: learned (default), backend, or local:DIR with a tokenizer.json.",
@@ -98,11 +108,11 @@ def setting_options(
     ] = None,
     max_num_seqs: Annotated[
         str | None,
-        _option("--max-num-seqs", POOL, "The engines' --max-num-seqs. Default: 256", "N"),
+        option("--max-num-seqs", POOL, "The engines' --max-num-seqs. Default: 256", "N"),
     ] = None,
     max_tokens_default: Annotated[
         str | None,
-        _option(
+        option(
             "--max-tokens-default",
             QUEUE,
             "Output limit for requests that set none: reserved, and written into them. Default: 2048; forecasts: none",
@@ -111,47 +121,45 @@ def setting_options(
     ] = None,
     queue_depth: Annotated[
         str | None,
-        _option("--queue-depth", QUEUE, "Requests that may wait; more are refused. Default: 200", "N"),
+        option("--queue-depth", QUEUE, "Requests that may wait; more are refused. Default: 200", "N"),
     ] = None,
     queue_wait: Annotated[
         str | None,
-        _option("--queue-wait", QUEUE, "How long one may wait, such as 30s (default) or 5m.", "TIME"),
+        option("--queue-wait", QUEUE, "How long one may wait, such as 30s (default) or 5m.", "TIME"),
     ] = None,
     host: Annotated[
-        str | None, _option("--host", PROCESS, "Where clients connect. Default: 127.0.0.1", "ADDR")
+        str | None, option("--host", PROCESS, "Where clients connect. Default: 127.0.0.1", "ADDR")
     ] = None,
-    port: Annotated[str | None, _option("--port", PROCESS, "Default: 8080; 0 takes a free one.", "N")] = None,
+    port: Annotated[str | None, option("--port", PROCESS, "Default: 8080; 0 takes a free one.", "N")] = None,
     admin_host: Annotated[
         str | None,
-        _option("--admin-host", PROCESS, "Probes, metrics, /admin. Default: 127.0.0.1", "ADDR"),
+        option("--admin-host", PROCESS, "Probes, metrics, /admin. Default: 127.0.0.1", "ADDR"),
     ] = None,
     admin_port: Annotated[
-        str | None, _option("--admin-port", PROCESS, "Default: 9091; 0 takes a free one.", "N")
+        str | None, option("--admin-port", PROCESS, "Default: 9091; 0 takes a free one.", "N")
     ] = None,
     workers: Annotated[
         str | None,
-        _option("--workers", PROCESS, "Processes on one port; needs a shared ledger. Default: 1", "N"),
+        option("--workers", PROCESS, "Processes on one port; needs a shared ledger. Default: 1", "N"),
     ] = None,
     log_level: Annotated[
         str | None,
-        _option("--log-level", PROCESS, "debug, info (default), warning or error.", "LEVEL"),
+        option("--log-level", PROCESS, "debug, info (default), warning or error.", "LEVEL"),
     ] = None,
     log_format: Annotated[
-        str | None, _option("--log-format", PROCESS, "json (default) or text.", "FORMAT")
+        str | None, option("--log-format", PROCESS, "json (default) or text.", "FORMAT")
     ] = None,
     request_log: Annotated[
         str | None,
-        _option(
-            "--request-log", PROCESS, "Write numbers of each request here, for `kvgate traffic`.", "FILE"
-        ),
+        option("--request-log", PROCESS, "Write numbers of each request here, for `kvgate traffic`.", "FILE"),
     ] = None,
     state_dir: Annotated[
         str | None,
-        _option("--state-dir", PROCESS, "Keep what was learned of lengths here, over a restart.", "DIR"),
+        option("--state-dir", PROCESS, "Keep what was learned of lengths here, over a restart.", "DIR"),
     ] = None,
     otlp_endpoint: Annotated[
         str | None,
-        _option(
+        option(
             "--otlp-endpoint",
             PROCESS,
             "Send traces to this collector, such as http://collector:4318 (OTLP over HTTP).",
@@ -160,21 +168,19 @@ def setting_options(
     ] = None,
     trace_sample: Annotated[
         str | None,
-        _option("--trace-sample", PROCESS, "Traces to keep of those begun here. Default: 100%", "SHARE"),
+        option("--trace-sample", PROCESS, "Traces to keep of those begun here. Default: 100%", "SHARE"),
     ] = None,
     num_gpu_blocks: Annotated[
         str | None,
-        _option("--num-gpu-blocks", BY_HAND, "KV blocks of an engine, as vLLM counts them.", "N"),
+        option("--num-gpu-blocks", BY_HAND, "KV blocks of an engine, as vLLM counts them.", "N"),
     ] = None,
-    block_size: Annotated[str | None, _option("--block-size", BY_HAND, "Tokens of a KV block.", "N")] = None,
+    block_size: Annotated[str | None, option("--block-size", BY_HAND, "Tokens of a KV block.", "N")] = None,
     max_model_len: Annotated[
-        str | None, _option("--max-model-len", BY_HAND, "The model's window in tokens.", "N")
+        str | None, option("--max-model-len", BY_HAND, "The model's window in tokens.", "N")
     ] = None,
     model_config: Annotated[
         str | None,
-        _option(
-            "--model-config", BY_HAND, "The model's config.json, for one with several KV groups.", "FILE"
-        ),
+        option("--model-config", BY_HAND, "The model's config.json, for one with several KV groups.", "FILE"),
     ] = None,
 ) -> dict[str, object]:
     """The options as given, by their names in `kvgate.config`; None is not given.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgate.cli.load_words import check_writable
+from kvgate.cli.options import option
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def _option(
     """A number is bounded far above what there is, so that no sum runs away."""
     if least is not None and most is None:
         most = NUMBER_MAX
-    return typer.Option(
-        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least, max=most
-    )
+    return option(flag, panel, text, metavar, least, most)
 
 
 def plan(

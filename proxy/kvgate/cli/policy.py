@@ -10,7 +10,6 @@ import typer
 
 from kvgate.cli.policy_report import Row, rows_of, table
 from kvgate.errors import ConfigError
-from kvgate_policies.model_shape import layers_in_words
 
 if TYPE_CHECKING:
     from kvgate.config import Settings
@@ -86,6 +85,7 @@ def schema() -> int:
 def _models(settings: Settings, file: Path) -> dict[str, str]:
     """What was understood of each pool's `model_config`."""
     from kvgate.config.policy import read_policy  # noqa: PLC0415
+    from kvgate_policies.model_shape import layers_in_words  # noqa: PLC0415
 
     understood = {spec.name: spec.kv_model for spec in settings.pool_specs()}
     described = {name for name, pool in read_policy(file).pools.items() if pool.model_config_ is not None}

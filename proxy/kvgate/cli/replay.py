@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgate.cli.load_words import check_writable
+from kvgate.cli.load import SloItl, SloTtft
+from kvgate.cli.load_words import check_writable, read_word
+from kvgate.cli.options import option as _option
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,12 +23,6 @@ POLICIES_MAX = 8
 """Columns that a table has room for."""
 SPEED_LEAST, SPEED_MAX = 0.001, 1000.0
 EXIT_INTERRUPTED = 130
-
-
-def _option(flag: str, panel: str, text: str, metavar: str | None = None, least: int | None = None) -> Any:
-    return typer.Option(
-        flag, help=text, rich_help_panel=panel, metavar=metavar, show_default=False, min=least
-    )
 
 
 def replay(
@@ -91,12 +87,8 @@ def replay(
         bool,
         _option("--exact", ENGINES, "Do every step of the engines: the same answer, many times slower."),
     ] = False,
-    slo_ttft: Annotated[
-        str | None, _option("--slo-ttft", ANSWER, "A good answer begins within. Default: 5s", "TIME")
-    ] = None,
-    slo_itl: Annotated[
-        str | None, _option("--slo-itl", ANSWER, "And has a token each. Default: 100ms", "TIME")
-    ] = None,
+    slo_ttft: SloTtft = None,
+    slo_itl: SloItl = None,
     as_json: Annotated[bool, _option("--json", ANSWER, "Print the answer as JSON.")] = False,
     plot: Annotated[
         Path | None, _option("--plot", ANSWER, "Draw it over time: .png or .svg.", "FILE")
@@ -183,12 +175,7 @@ def _objective(slo_ttft: str | None, slo_itl: str | None) -> Objective:
 def _seconds(option: str, text: str | None) -> float | None:
     from kvgate.config.units import duration_s  # noqa: PLC0415
 
-    if text is None:
-        return None
-    try:
-        return duration_s(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {text!r} is not allowed; allowed: {error}") from error
+    return None if text is None else read_word(option, text, duration_s)
 
 
 def _speed(speed: float) -> float:

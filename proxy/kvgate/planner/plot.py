@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvgate.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
     from kvgate.planner.answer import Answer
     from kvgate_policies.capacity import Plan
@@ -54,22 +58,30 @@ def _lengths(plan: Plan) -> list[int]:
 
 def write_plot(answer: Answer, path: Path) -> None:
     """Draw it. Raises ConfigError when matplotlib isn't there or the file can't be written."""
+    with picture(path, 8, 5) as figure:
+        axes = figure.add_subplot()
+        for name, points in curves(answer).items():
+            lengths, numbers = [tokens for tokens, _ in points], [number for _, number in points]
+            axes.plot(lengths, numbers, marker=".", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens of a session (prompt and answer)")
+        axes.set_ylabel("sessions that fit at once")
+        axes.set_title("The ceiling in vLLM's blocks")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="small")
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float) -> Generator[Figure]:
+    """A figure of so many inches to draw on, which is then written. Raises ConfigError as `write_plot`."""
     kind = plot_format(path)
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra
     except ImportError as error:
         raise ConfigError(MISSING) from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for name, points in curves(answer).items():
-        axes.plot([tokens for tokens, _ in points], [number for _, number in points], marker=".", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens of a session (prompt and answer)")
-    axes.set_ylabel("sessions that fit at once")
-    axes.set_title("The ceiling in vLLM's blocks")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
     try:
         figure.savefig(path, format=kind)
     except OSError as error:

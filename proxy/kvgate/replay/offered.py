@@ -35,6 +35,8 @@ LEFT_OUT = frozenset(
 SAMPLES_MAX = 20_000
 """Answers of a tenant that are drawn from: more would not change a percentile."""
 ANYONE = ""
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.AUDIO}
+_CLASSES = {priority.value: priority for priority in PriorityClass}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,8 @@ def _part(tokens: int, parts: int) -> int:
 
 def _endpoint(one: LoggedRequest) -> Endpoint | None:
     """None for what has no place in a replay: an endpoint of a later version, and audio, whose prompt nobody knows."""
-    known = one.endpoint in set(Endpoint)
-    return Endpoint(one.endpoint) if known and one.endpoint != Endpoint.AUDIO else None
+    return _ENDPOINTS.get(one.endpoint)
 
 
 def _priority(name: str | None) -> PriorityClass | None:
-    return PriorityClass(name) if name in set(PriorityClass) else None
+    return None if name is None else _CLASSES.get(name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvgate.errors import ConfigError
-from kvgate.planner.plot import MISSING, plot_format
+from kvgate.planner.plot import picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,28 +15,19 @@ if TYPE_CHECKING:
 
 def write_plot(found: Sequence[Replayed], path: Path) -> None:
     """Draw it. Raises ConfigError when matplotlib isn't there or the file can't be written."""
-    kind = plot_format(path)
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  an extra
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
-    figure = Figure(figsize=(10, 9), layout="constrained")
-    waiting, cache, waits = figure.subplots(3, 1)
-    for one in found:
-        waiting.plot(*_over_time(one.queued), label=one.policy)
-        cache.plot(*_over_time(one.reserved), label=one.policy)
-        if one.waits_s:
-            shares = [number / (len(one.waits_s) - 1) for number in range(len(one.waits_s))]
-            waits.plot(one.waits_s, shares, label=one.policy)
-    _dress(waiting, "Requests that wait", "hours", "requests")
-    _dress(cache, "KV cache that is reserved", "hours", "share")
-    waits.set_xscale("symlog", linthresh=1.0)
-    waits.set_xlim(left=0)
-    _dress(waits, "Waits of those that were granted", "seconds", "share that waited no longer")
-    try:
-        figure.savefig(path, format=kind)
-    except OSError as error:
-        raise ConfigError(f"--plot: {path} cannot be written: {error.strerror}") from error
+    with picture(path, 10, 9) as figure:
+        waiting, cache, waits = figure.subplots(3, 1)
+        for one in found:
+            waiting.plot(*_over_time(one.queued), label=one.policy)
+            cache.plot(*_over_time(one.reserved), label=one.policy)
+            if one.waits_s:
+                shares = [number / (len(one.waits_s) - 1) for number in range(len(one.waits_s))]
+                waits.plot(one.waits_s, shares, label=one.policy)
+        _dress(waiting, "Requests that wait", "hours", "requests")
+        _dress(cache, "KV cache that is reserved", "hours", "share")
+        waits.set_xscale("symlog", linthresh=1.0)
+        waits.set_xlim(left=0)
+        _dress(waits, "Waits of those that were granted", "seconds", "share that waited no longer")
 
 
 def _over_time(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

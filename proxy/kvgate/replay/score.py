@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from kvgate.replay.record import Record, Tally
 
 NOT_ADMITTED = "rejected_", "evicted_"
-WAIT_PERCENTS = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
