@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-import yaml
-
 from kvgate.config import tenant_choices, units
+from kvgate.config.document import parse_yaml
 from kvgate.errors import ConfigError
 from kvgate.load.lengths import Length, read_length
 from kvgate.replay.synthetic import PEAK_HOUR, SLOT_S, Bursts, MaxTokens, Synthetic, TenantLoad
@@ -111,14 +110,14 @@ def _named(text: str) -> Synthetic:
 def _document(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as opened:
-            found = yaml.safe_load(opened.read(FILE_BYTES_MAX))
-    except (OSError, UnicodeDecodeError) as error:
+            data = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = "" if mark is None else f", line {mark.line + 1}"
-        raise ConfigError(f"{path}{at}: is no YAML: {getattr(error, 'problem', error)}") from error
-    return _mapping(found, str(path), _KEYS)
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: larger than {FILE_BYTES_MAX} bytes; a workload is a few lines for each tenant"
+        )
+    return _mapping(parse_yaml(data, str(path)), str(path), _KEYS)
 
 
 def _mapping(value: object, origin: str, allowed: tuple[str, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from kvgate.errors import ConfigError
 from kvgate.load.lengths import Fixed
 from kvgate.replay.synthetic import Bursts, MaxTokens, Synthetic, TenantLoad
-from kvgate.replay.synthetic_words import NAMED, read_synthetic
+from kvgate.replay.synthetic_words import FILE_BYTES_MAX, NAMED, read_synthetic
 from kvgate_policies.types import PriorityClass
 
 PLAIN = TenantLoad(Fixed(100), Fixed(10))
@@ -124,7 +124,11 @@ def test_words_that_are_wrong(text: str, said: str):
     ("text", "said"),
     [
         ("", "has to be a mapping with hours, rate, tenants"),
-        ("hours: 1\nrate: [", "line 2: is no YAML"),
+        ("hours: 1\nrate: [", ": line 2, column 8: expected the node content"),
+        ("hours: 1\nhours: 2", ": line 2, column 1: the key 'hours' is there twice"),
+        ("hours: 2026-13-45", ": not YAML: month must be in 1..12"),
+        ("[" * 5000, ": nested too deeply"),
+        ("#" * (FILE_BYTES_MAX + 1), f": larger than {FILE_BYTES_MAX} bytes"),
         ("rate: 1", "tenants has to be a mapping of 1 to 200 by name"),
         ("speed: 1\ntenants: {a: {prompt: 1, output: 1}}", "speed is not allowed; allowed: hours, rate, tenants"),
         ("tenants: {a: {prompt: 1}}", "tenants.a.output: is missing"),
