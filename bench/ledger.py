@@ -15,43 +15,16 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
+
+from ledger_loads import CAPACITY, LOADS, SHAPE, Costs
 
 from kvgate.clock import SystemClock
 from kvgate.ledger.base import Ask, RateSpent, Refusal, Ticket
 from kvgate.ledger.memory import MemoryLedger
-from kvgate_policies.forecast_occupancy import blocks_of_request, forecast_occupancy
-from kvgate_policies.forecast_survival import prior
-from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
-SHAPE = EngineShape(block_size=16, max_model_len=32768)
-CAPACITY = EngineLimits("?", SHAPE, blocks=10_000, seqs=256, prefill_tokens=1_000_000)
 QUEUED = (10, 1_000, 10_000)
 ENGINES = (1, 10, 100)
-Costs = Callable[[], KVCost]
-
-
-def equal_sizes() -> Costs:
-    return lambda: KVCost(CAPACITY.blocks // 50, 1, 500)
-
-
-def mixed_sizes() -> Costs:
-    rng = random.Random(7)
-    return lambda: KVCost(int(CAPACITY.blocks * min(0.6, rng.lognormvariate(-3.5, 1.0))), 1, 500)
-
-
-def forecasts() -> Costs:
-    rng = random.Random(7)
-
-    def cost() -> KVCost:
-        tokens = int(SHAPE.max_model_len * min(0.6, rng.lognormvariate(-3.5, 1.0)))
-        blocks = blocks_of_request(SHAPE, tokens, 1)
-        expected = forecast_occupancy(prior(), blocks, generated=0, limit=4096)
-        return KVCost(blocks(4096), 1, 500, expected)
-
-    drawn = [cost() for _ in range(512)]
-    return lambda: rng.choice(drawn)
 
 
 class Pool:
@@ -119,8 +92,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
     parser.add_argument("--tenants", type=int, default=1, help="who take turns")
     given = parser.parse_args()
-    loads = {"equal sizes": equal_sizes, "mixed sizes": mixed_sizes, "forecasts": forecasts}
-    for name, costs in loads.items():
+    for name, costs in LOADS.items():
         print(f"{name}, cycles/s (reserve + grant + release)")
         print("  queued " + "".join(f"{engines:>5} engines" for engines in ENGINES))
         for queued in QUEUED:

@@ -80,8 +80,7 @@ class Lengths:
         self._started += 1
         record = self._record(tenant)
         self._tenants.move_to_end(tenant)
-        while len(self._tenants) > self._tenants_max:
-            self._tenants.popitem(last=False)
+        self._drop_oldest()
         record.start(cohort)
         self._pool.start(cohort)
         return cohort
@@ -158,10 +157,8 @@ class Lengths:
     def restore(self, statements: Mapping[str, Sequence[float]]) -> None:
         """Begin with what was counted before a restart. Raises ValueError for what is no statement."""
         for name, numbers in statements.items():
-            record = self._pool if name == POOL else self._record(name)
-            record.restore(numbers)
-        while len(self._tenants) > self._tenants_max:
-            self._tenants.popitem(last=False)
+            self._named(name).restore(numbers)
+        self._drop_oldest()
 
     def adopt(self, statements: Mapping[str, Sequence[float]]) -> None:
         """Count as one's own what a replica had counted that is gone. Raises ValueError for what is no statement.
@@ -169,9 +166,8 @@ class Lengths:
         Of an older era than one's own it is void; a newer one makes one's own count void, as when it is heard.
         """
         for name, numbers in statements.items():
-            (self._pool if name == POOL else self._record(name)).adopt(numbers)
-        while len(self._tenants) > self._tenants_max:
-            self._tenants.popitem(last=False)
+            self._named(name).adopt(numbers)
+        self._drop_oldest()
 
     @property
     def _cohort(self) -> int:
@@ -181,6 +177,13 @@ class Lengths:
         if tenant not in self._tenants:
             self._tenants[tenant] = LengthRecord(self._evidence_min)
         return self._tenants[tenant]
+
+    def _named(self, name: str) -> LengthRecord:
+        return self._pool if name == POOL else self._record(name)
+
+    def _drop_oldest(self) -> None:
+        while len(self._tenants) > self._tenants_max:
+            self._tenants.popitem(last=False)
 
     def _records(self) -> list[tuple[str, LengthRecord]]:
         return [(POOL, self._pool), *self._tenants.items()]

@@ -101,10 +101,8 @@ def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
 
 @lru_cache(SHAPES_MAX)
 def _whole(shape: EngineShape) -> int | None:
-    """Blocks of the whole window, where a sequence takes one more for each `block_size` tokens; else None.
+    """Blocks of the whole window, where a sequence grows evenly up to it; else None.
 
     Nearly all engines are so, and a vector asks for a size ten times.
     """
-    if shape.groups or shape.blocks_opaque is not None or shape.speculative_tokens:
-        return None
-    return blocks_after_prompt(shape, shape.max_model_len)
+    return blocks_after_prompt(shape, shape.max_model_len) if shape.grows_evenly else None

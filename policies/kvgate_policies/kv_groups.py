@@ -79,9 +79,8 @@ def prefill_blocks(group: KVGroup, tokens: int, serving: Serving) -> int:
         return _states(chunks + group.checkpoints, serving)
     if group.kind is Kind.CROSS:
         return ceil_div(group.window, group.block_size)
-    cut = (
-        group.kind is Kind.CHUNKED and group.window % group.block_size > 0
-    )  # which vLLM's own bound does not count
+    # A block that the end of a chunk cuts: vLLM's own bound does not count it.
+    cut = group.kind is Kind.CHUNKED and group.window % group.block_size > 0
     most = full_window_blocks(group, serving) + _ahead(group, serving) + cut
     return min(_grown(group, tokens, serving), most)
 
@@ -93,9 +92,8 @@ def decode_blocks(group: KVGroup, tokens: int, serving: Serving) -> int:
     blocks = prefill_blocks(group, tokens, serving)
     if group.kind not in WINDOWED:
         return blocks
-    back = (
-        group.window - 1 if group.kind is Kind.SLIDING else group.window
-    )  # a window counts the next token, too
+    # A window counts the next token, too.
+    back = group.window - 1 if group.kind is Kind.SLIDING else group.window
     return min(blocks, ceil_div(back, group.block_size) + 2 + _ahead(group, serving))
 
 

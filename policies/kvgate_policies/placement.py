@@ -42,12 +42,7 @@ def covers(cost: KVCost, limits: EngineLimits) -> bool:
 
 def fits(cost: KVCost, use: EngineUse, z: ZVector = Z_DEFAULT) -> bool:
     """Whether the request could start there now (rules 2 and 3); who pinned the engine is not asked here."""
-    limits = use.limits
-    if not limits.accepting or not covers(cost, limits):
-        return False
-    if use.reservations == 0:
-        return True
-    return _fits_beside(cost, use, _blocks_after(use, cost, z))
+    return _blocks_if_fits(cost, use, z) is not None
 
 
 def place(
@@ -68,10 +63,10 @@ def place(
     for use in engines:
         cost = costs.get(use.limits.shape)
         open_to_us = use.pinned_by in {None, request_id} and use.limits.engine_id not in avoid
-        if cost is None or not open_to_us or not use.limits.accepting or not covers(cost, use.limits):
+        if cost is None or not open_to_us:
             continue
-        after = _blocks_after(use, cost, z)
-        if use.reservations == 0 or _fits_beside(cost, use, after):
+        after = _blocks_if_fits(cost, use, z)
+        if after is not None:
             loads.append((_load(use, cost, after), use.limits.engine_id))
     return _preferred(loads, prefer) or _first_of_least(loads, tie)
 
@@ -143,10 +138,16 @@ def _prefill_fits(cost: KVCost, use: EngineUse) -> bool:
     return outstanding <= 0 or outstanding + cost.prefill_tokens <= use.limits.prefill_tokens
 
 
-def _fits_beside(cost: KVCost, use: EngineUse, blocks_after: float) -> bool:
-    """Rule 2, where something is reserved already."""
-    slots_fit = use.reserved.seqs + cost.seqs <= use.limits.seqs
-    return slots_fit and blocks_after <= use.limits.blocks_open and _prefill_fits(cost, use)
+def _blocks_if_fits(cost: KVCost, use: EngineUse, z: ZVector) -> float | None:
+    """Blocks that are counted there once the request started; None when it could not start now (rules 2 and 3)."""
+    limits = use.limits
+    if not limits.accepting or not covers(cost, limits):
+        return None
+    after = _blocks_after(use, cost, z)
+    if use.reservations == 0:
+        return after
+    slots_fit = use.reserved.seqs + cost.seqs <= limits.seqs
+    return after if slots_fit and after <= limits.blocks_open and _prefill_fits(cost, use) else None
 
 
 def _blocks_after(use: EngineUse, cost: KVCost, z: ZVector) -> float:

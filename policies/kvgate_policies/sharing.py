@@ -50,12 +50,7 @@ Chain = tuple[Link, ...]
 
 def shareable(shape: EngineShape) -> bool:
     """Whether engines of this shape hold a beginning once, and in blocks that are known."""
-    return (
-        shape.prefix_caching
-        and not shape.groups
-        and shape.blocks_opaque is None
-        and not shape.speculative_tokens
-    )
+    return shape.prefix_caching and shape.grows_evenly
 
 
 def chain_of(salt: bytes, apart: Sequence[bytes], token_ids: memoryview, block_size: int) -> Chain:
@@ -174,10 +169,10 @@ class Beginnings(Generic[SharerT]):
 
     def shows(self, sharer: SharerT) -> list[SharerT]:
         """Its first token came: a guest of what others have in the cache. Returns those that bear it from now on."""
-        bearers: dict[SharerT, None] = {}
         if sharer.live:
             return []
         sharer.live = True
+        bearers: dict[SharerT, None] = {}
         for link in sharer.chain:
             held = self._held[link.key]
             borne = held.live > 0 or held.bearer is not None

@@ -78,6 +78,11 @@ class EngineShape:
     in_flight_tokens: int = 0
     """Tokens scheduled and not settled yet: what a window holds on top of itself while a prompt is read."""
 
+    @property
+    def grows_evenly(self) -> bool:
+        """Whether a sequence takes one block more for each `block_size` tokens, and none besides."""
+        return not self.groups and self.blocks_opaque is None and not self.speculative_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class KVCost:

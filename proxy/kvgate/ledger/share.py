@@ -37,7 +37,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.wire import sum_of
+from kvgate.ledger.wire import least_of, sum_of
 from kvgate_policies.types import ZERO_COST, KVCost
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Share:
         held = ZERO_COST if is_over else _as_expected(self.held)
         if 2 * held.blocks >= self._floor.blocks and 2 * held.seqs >= self._floor.seqs:
             return False
-        self._floor = _least(self._floor, held)
+        self._floor = least_of(self._floor, held)
         return True
 
     def read(self, limits: EngineLimits, blocks: int, seqs: int | None, now_s: float) -> None:
@@ -117,9 +117,9 @@ class Share:
         share = KVCost(limits.blocks_open * SHARE_PERCENT // part, limits.seqs * SHARE_PERCENT // part, 0)
         is_read = self._read is not None and now_s - self._read_s <= READING_S_MAX
         if self._read is not None and is_read:
-            share = _least(share, _most(self._floor, self._read))
+            share = least_of(share, _most(self._floor, self._read))
         elif self._processes > 1:
-            share = _least(share, self._floor)
+            share = least_of(share, self._floor)
         prefill_tokens = limits.prefill_tokens * SHARE_PERCENT // part
         return replace(
             limits, blocks=share.blocks, seqs=share.seqs, prefill_tokens=prefill_tokens, blocks_usable=None
@@ -132,10 +132,6 @@ class Share:
 def _as_expected(cost: KVCost) -> KVCost:
     """In blocks as expected where most are."""
     return KVCost(cost.use_blocks, cost.seqs, 0)
-
-
-def _least(one: KVCost, other: KVCost) -> KVCost:
-    return KVCost(min(one.blocks, other.blocks), min(one.seqs, other.seqs), 0)
 
 
 def _most(one: KVCost, other: KVCost) -> KVCost:

@@ -42,7 +42,7 @@ class Walk:
     """Tenant → blocks kept free for its passed entries by pins."""
     kept: dict[str, int] = field(default_factory=dict[str, int])
     """Request id → blocks of the open part that are kept free for it."""
-    misfits: list[Misfit] = field(default_factory=list["Misfit"])
+    misfits: list[Misfit] = field(default_factory=list[Misfit])
     """Prices and risks that fitted nowhere: what costs as much or more, at no more risk, needs no look."""
     again: bool = False
     """Look again from the head (rule 9)."""

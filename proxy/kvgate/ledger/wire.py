@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kvgate.ledger.walk import lowest
+from kvgate.ledger.door import check_cost
 from kvgate_policies.forecast_fit import Z_DEFAULT
-from kvgate_policies.occupancy import GRID, SCALE, Occupancy
+from kvgate_policies.occupancy import GRID, SCALE, Occupancy, guaranteed
 from kvgate_policies.types import KVCost
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def check_numbers(*numbers: int, most: int = INTEGER_MAX) -> None:
 
 def parts_of(cost: KVCost, *, forecast_max: int = INTEGER_MAX) -> tuple[int, int, int]:
     """Blocks, sequences, prefill tokens. Raises ValueError for a cost with a negative or too large part."""
-    if lowest(cost) < 0:
-        raise ValueError(f"a cost has no negative part: {cost}")
+    check_cost(cost)
     parts = cost.blocks, cost.seqs, cost.prefill_tokens
     check_numbers(*parts)
     if cost.expected is not None:
@@ -103,12 +102,11 @@ def sum_of(costs: Iterable[KVCost]) -> KVCost:
 
 def _expected(costs: Sequence[KVCost], blocks: int) -> Occupancy | None:
     """None where all together is the peak, so that sums of equal costs are equal."""
-    forecasts = [cost for cost in costs if cost.expected is not None]
+    forecasts = [(cost.blocks, cost.expected) for cost in costs if cost.expected is not None]
     if not forecasts:
         return None
-    rest = SCALE * (blocks - sum(cost.blocks for cost in forecasts))
-    occupancies = [cost.expected for cost in forecasts if cost.expected is not None]
-    means = tuple(rest + sum(column) for column in zip(*(each.means for each in occupancies), strict=True))
-    variances = tuple(map(sum, zip(*(each.variances for each in occupancies), strict=True)))
-    is_peak = not any(variances) and all(mean == SCALE * blocks for mean in means)
-    return None if is_peak else Occupancy(means, variances)
+    rest = SCALE * (blocks - sum(peak for peak, _ in forecasts))
+    means = tuple(rest + sum(column) for column in zip(*(each.means for _, each in forecasts), strict=True))
+    variances = tuple(map(sum, zip(*(each.variances for _, each in forecasts), strict=True)))
+    together = Occupancy(means, variances)
+    return None if together == guaranteed(blocks) else together

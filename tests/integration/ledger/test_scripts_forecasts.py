@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,10 +31,7 @@ async def pool(redis_server: RedisServer) -> AsyncIterator[Pool]:
 def renew(process: Process, **costs: KVCost) -> None:
     """Known to the process alone, until it beats."""
     for request_id, price in costs.items():
-        grant = process.held[request_id]
-        process.held[request_id] = type(grant)(
-            grant.pid, request_id, grant.engine_id, grant.shape, price, grant.seq, grant.gseq, grant.tenant
-        )
+        process.held[request_id] = replace(process.held[request_id], cost=price)
 
 
 async def tenant_use(pool: Pool, name: str = "tenant") -> tuple[int, int]:

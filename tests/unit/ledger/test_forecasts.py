@@ -11,9 +11,8 @@ from kvgate.ledger.core import LedgerCore
 from kvgate_policies.forecast_fit import Z_DEFAULT, load, z_of
 from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.types import ZERO_COST, EngineLimits, KVCost, TenantRules
+from unit.ledger.conformance_forecasts import soft
 from unit.ledger.pool import SHAPE, engine, some_occupancy
-
-SURE = (0,) * len(GRID)
 
 
 def core_with(*engines: EngineLimits) -> LedgerCore:
@@ -21,12 +20,6 @@ def core_with(*engines: EngineLimits) -> LedgerCore:
     for each in engines or (engine(seqs=1000),):
         core.observe(each)
     return core
-
-
-def known(peak: int, *blocks: int) -> KVCost:
-    """A request whose length is known: so many blocks at each point of the grid, and nothing after the last."""
-    means = tuple(SCALE * held for held in blocks) + (0,) * (len(GRID) - len(blocks))
-    return KVCost(peak, 1, 0, Occupancy(means, SURE))
 
 
 def reserve(core: LedgerCore, request_id: str, cost: KVCost, tenant: str = "t", **more: object) -> bool:
@@ -39,11 +32,11 @@ def reserve(core: LedgerCore, request_id: str, cost: KVCost, tenant: str = "t", 
 def test_the_sum_is_asked_at_every_point_and_not_the_peaks():
     core = core_with()
     # Two that are large now and gone soon, beside one that is small now and large when they are gone.
-    assert reserve(core, "a", known(100, 40, 45))
-    assert reserve(core, "b", known(100, 40, 45))
-    assert reserve(core, "c", known(95, 10, 10, 95, 95, 95))
-    assert not reserve(core, "d", known(10, 1, 1, 6))
-    assert reserve(core, "e", known(10, 1, 0, 0))
+    assert reserve(core, "a", soft(100, 40, 45))
+    assert reserve(core, "b", soft(100, 40, 45))
+    assert reserve(core, "c", soft(95, 10, 10, 95, 95, 95))
+    assert not reserve(core, "d", soft(10, 1, 1, 6))
+    assert reserve(core, "e", soft(10, 1, 0, 0))
 
 
 def test_what_may_be_left_to_chance_is_the_newcomers_own_risk():
@@ -58,7 +51,7 @@ def test_what_may_be_left_to_chance_is_the_newcomers_own_risk():
 
 def test_a_guaranteed_one_beside_forecasts_asks_for_its_peak_at_every_point():
     core = core_with()
-    assert reserve(core, "soft", known(90, 50, 60))
+    assert reserve(core, "soft", soft(90, 50, 60))
     assert not reserve(core, "hard", KVCost(41, 1, 0))
     assert reserve(core, "small", KVCost(40, 1, 0))
     core.end("soft")
@@ -76,17 +69,17 @@ def test_an_empty_engine_takes_what_it_covers_however_wide_the_forecast():
 
 def test_growth_is_never_refused_and_blocks_grants_until_it_is_down_again():
     core = core_with()
-    assert reserve(core, "a", known(100, 50, 50))
-    core.renew_many({"a": known(120, 120, 120), "nobody": known(1, 1)})
-    assert not reserve(core, "b", known(10, 1))
-    core.renew_many({"a": known(100, 99, 0)})
+    assert reserve(core, "a", soft(100, 50, 50))
+    core.renew_many({"a": soft(120, 120, 120), "nobody": soft(1, 1)})
+    assert not reserve(core, "b", soft(10, 1))
+    core.renew_many({"a": soft(100, 99, 0)})
     assert [request_id for request_id, _ in core.take_decisions()] == ["b"]
 
 
 def test_what_may_be_filled_is_less_where_the_engine_is_not_trusted():
     core = core_with(EngineLimits("a", SHAPE, 100, 16, 1000, blocks_usable=50))
-    assert reserve(core, "a", known(100, 30, 30))
-    assert not reserve(core, "b", known(100, 30, 30))
+    assert reserve(core, "a", soft(100, 30, 30))
+    assert not reserve(core, "b", soft(100, 30, 30))
     core.observe(EngineLimits("a", SHAPE, 100, 16, 1000, blocks_usable=60))
     assert [request_id for request_id, _ in core.take_decisions()] == ["b"]
     core = core_with(EngineLimits("a", SHAPE, 100, 16, 1000, blocks_usable=50))
@@ -97,11 +90,11 @@ def test_what_may_be_filled_is_less_where_the_engine_is_not_trusted():
 def test_a_tenant_uses_the_largest_mean_of_each_of_its_requests():
     core = core_with()
     core.set_tenants({"t": TenantRules(limit=0.5)})
-    assert reserve(core, "a", known(100, 10, 20, 30))
+    assert reserve(core, "a", soft(100, 10, 20, 30))
     assert reserve(core, "b", KVCost(20, 1, 0))
     assert core.view(0.0).tenants[0].blocks == 50
-    assert not reserve(core, "c", known(100, 1)), "at its limit"
-    core.renew_many({"a": known(100, 10, 20)})
+    assert not reserve(core, "c", soft(100, 1)), "at its limit"
+    core.renew_many({"a": soft(100, 10, 20)})
     assert [request_id for request_id, _ in core.take_decisions()] == ["c"]
     assert core.view(0.0).tenants[0].blocks == 41
 

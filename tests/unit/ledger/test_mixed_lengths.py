@@ -73,8 +73,7 @@ class Drive:
 
     def _run(self, core: LedgerCore | None) -> Run:
         used: list[int] = []
-        preemptions = left = 0
-        left = len(self.sizes)
+        preemptions, left = 0, len(self.sizes)
         while left:
             if core is not None:
                 for request_id, decision in core.take_decisions():

@@ -83,10 +83,10 @@ def replay(shape: EngineShape, prompt: int, output: int, chunk: Callable[[], int
     drafts = shape.speculative_tokens
     computed, flying = 0, list[int]()
 
-    def step(tokens: int) -> int:
+    def step(tokens: int, refused: int = 0) -> int:
         nonlocal computed
         for table in tables:
-            table.step(computed, computed - sum(flying), tokens, drafts)
+            table.step(computed, computed - sum(flying), tokens + refused, drafts)
         computed += tokens
         flying.append(tokens)
         del flying[: max(len(flying) - in_flight, 0)]
@@ -100,13 +100,7 @@ def replay(shape: EngineShape, prompt: int, output: int, chunk: Callable[[], int
     for generated in range(1, output):
         if computed + 1 > shape.max_model_len - 1:
             break
-        # A draft is computed and refused: the next step starts one token on.
-        for table in tables:
-            table.step(computed, computed - sum(flying), 1 + drafts, drafts)
-        flying.append(1)
-        computed += 1
-        del flying[: max(len(flying) - in_flight, 0)]
-        end = sum(len(table.held) for table in tables)
+        end = step(1, refused=drafts)  # which are computed, too: the next step starts one token on
         if generated <= in_flight:
             reading = max(reading, end)
         else:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +17,10 @@ from kvgate_policies.capacity_mitigations import Risk, Trade
 from kvgate_policies.capacity_options import Option, combinations, singles, ways_to
 from kvgate_policies.capacity_setup import Memory, Setup
 from kvgate_policies.model_shape import Kind, ModelShape, typed_model
-from kvgate_policies.model_shape_read import read_model
+from unit.policies.made import load
 
-MODELS = Path(__file__).with_name("models")
 GIB = 1024**3
 GB = 1000**3
-
-
-def load(name: str) -> ModelShape:
-    return read_model(json.loads((MODELS / f"{name}.json").read_text()))
 
 
 def card(unit: int, utilization: str = "0.85") -> Memory:

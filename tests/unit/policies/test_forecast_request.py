@@ -16,12 +16,13 @@ from kvgate_policies.forecast_request import (
     longer_than_said,
     request_occupancy,
 )
-from kvgate_policies.forecast_survival import Survival, prior, survival
+from kvgate_policies.forecast_survival import prior
 from kvgate_policies.kv_cost import price
 from kvgate_policies.kv_groups import KVGroup
 from kvgate_policies.model_shape import Kind
 from kvgate_policies.occupancy import GRID, SCALE, guaranteed
 from kvgate_policies.types import EngineShape
+from unit.policies.made import learned
 
 SHAPE = EngineShape(block_size=16, max_model_len=8192, prefix_caching=True)
 WINDOWED = EngineShape(
@@ -30,15 +31,6 @@ WINDOWED = EngineShape(
     groups=(KVGroup(Kind.FULL), KVGroup(Kind.SLIDING, window=128, count=3)),
     in_flight_tokens=2048,
 )
-
-
-def learned(lengths: list[int]) -> Survival:
-    seen = LengthHistogram()
-    for length in lengths:
-        seen.start()
-        seen.reach(0, length)
-        seen.end(length)
-    return survival(seen, prior())
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgate_policies.forecast_lengths import LengthHistogram
-from kvgate_policies.forecast_survival import LENGTH_MAX, Survival, never_ends, prior, stretched, survival
-
-
-def learned(lengths: list[int]) -> Survival:
-    seen = LengthHistogram()
-    for length in lengths:
-        seen.start()
-        seen.reach(0, length)
-        seen.end(length)
-    return survival(seen, prior())
+from kvgate_policies.forecast_survival import LENGTH_MAX, never_ends, prior, stretched, survival
+from unit.policies.made import learned
 
 
 def test_the_prior_is_wide():

@@ -6,9 +6,7 @@ one block for each group above.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -18,18 +16,13 @@ from hypothesis import strategies as st
 from kvgate_policies.kv_cost import blocks_decoding, blocks_of, price, price_pooling
 from kvgate_policies.kv_cost_groups import described_groups, fitted, full_sequence_blocks, in_words
 from kvgate_policies.kv_groups import KVGroup
-from kvgate_policies.model_shape import Kind, ModelShape, layers_in_words
-from kvgate_policies.model_shape_read import read_model
+from kvgate_policies.model_shape import Kind, layers_in_words
 from kvgate_policies.types import EngineShape
 from unit.policies.kv_replay import Held, replay
+from unit.policies.made import load
 
-MODELS = Path(__file__).parent / "models"
 BATCH = 8192
 FLYING = 2 * BATCH
-
-
-def load(name: str) -> ModelShape:
-    return read_model(json.loads((MODELS / f"{name}.json").read_text()))
 
 
 def engine(name: str, block_size: int, max_model_len: int) -> EngineShape:
