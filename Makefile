@@ -21,7 +21,7 @@ up: $(STAMP)  ## the compose file's cpu profile as processes, until Ctrl-C
 
 test: check  ## everything that runs without a real vLLM
 	@$(BIN)/python tests/e2e/console/browser.py  # brings a Chromium where there is none
-	$(BIN)/pytest -m "not vllm" --reruns 1 -raR --ignore=tests/unit tests
+	@$(BIN)/python tests/passes.py
 
 test-vllm: $(STAMP)  ## acceptance against the real vLLM CPU wheel (environment cached outside the checkout)
 	$(BIN)/python tests/vllm/environment.py ensure
@@ -33,7 +33,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, unit tests: before ev
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n logical --dist loadfile tests/unit
 
 fmt: $(STAMP)
 	$(BIN)/ruff format .

@@ -7,12 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from e2e.shared.rig import Table
-
-TABLES = pytest.StashKey[list[Table]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[TABLES] = []
+from support.measured import as_property
 
 
 @pytest.fixture
@@ -20,17 +15,8 @@ def measured(request: pytest.FixtureRequest) -> Callable[[dict[str, object]], No
     """Call it with what was measured: before the assertions, so that a failure shows the numbers too."""
 
     def tell(rows: dict[str, object]) -> None:
-        table = Table(request.node.name, rows)
-        print("\n" + "\n".join(table.lines()))
-        request.config.stash.setdefault(TABLES, []).append(table)
+        lines = Table(request.node.name, rows).lines()
+        print("\n" + "\n".join(lines))
+        request.node.user_properties.append(as_property(lines))
 
     return tell
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    tables = config.stash.get(TABLES, [])
-    if tables:
-        terminalreporter.section("what was measured")
-    for table in tables:
-        for line in table.lines():
-            terminalreporter.write_line(line)

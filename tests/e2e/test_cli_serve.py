@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvgate.sim import SimServer
 from kvgate.telemetry.catalogue import METRICS
+from support.redis_server import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 WAIT_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def environment(**extra: str) -> dict[str, str]:

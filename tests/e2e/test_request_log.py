@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from kvgate.telemetry.appended_file import AppendedFile
 from kvgate.traffic import of_log, read_log
 from kvgate_policies.types import TenantPolicy
 from support.gateway import Gate, chat, completion, gateway
-from support.redis_server import RedisServer, binary
+from support.redis_server import RedisServer, binary, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -38,6 +37,10 @@ def sim(**more: Any) -> SimServer:
     return SimServer(**(known | more))
 
 
+PEAKS: dict[str, Any] = {"reservation": "guaranteed"}
+"""So that what is reserved is the limit."""
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -50,7 +53,7 @@ def dropped(gate: Gate) -> float:
 
 async def test_every_request_that_can_cost_has_a_line(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    async with sim() as engine, gateway([engine.url], request_log=str(path)) as gate:
+    async with sim() as engine, gateway([engine.url], request_log=str(path), **PEAKS) as gate:
         secret = {"authorization": "Bearer sk-hush"}
         await gate.post("/v1/completions", completion(100, 21, n=2, ignore_eos=True), secret)
         await gate.post("/v1/chat/completions", chat("a word of mine", stream=True), secret)
@@ -81,7 +84,7 @@ async def test_every_request_that_can_cost_has_a_line(tmp_path: Path) -> None:
 
 async def test_traffic_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    async with sim() as engine, gateway([engine.url], request_log=str(path)) as gate:
+    async with sim() as engine, gateway([engine.url], request_log=str(path), **PEAKS) as gate:
         for output in (10, 20, 30):
             await gate.post("/v1/completions", completion(100, 50, min_tokens=output, ignore_eos=False))
         await gate.post("/v1/completions", completion(200, 40, ignore_eos=True))
@@ -118,12 +121,6 @@ async def test_without_a_name_there_is_none(tmp_path: Path) -> None:
         await gate.post("/v1/completions", completion(10, 2))
         assert dropped(gate) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers are for Linux")

@@ -534,6 +534,8 @@ async def deaf_server() -> AsyncIterator[tuple[str, list[asyncio.Transport]]]:
         def connection_made(self, transport) -> None:
             transport.pause_reading()
             links.append(transport)
+            if not server.is_serving():  # accepted in the moment in which it ended
+                transport.abort()
 
     server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
     try:

@@ -12,7 +12,7 @@ from e2e.tenants.rig import Deployment
 LONG = os.environ.get("KVGATE_SOAK") == "1"
 TURN_S, TURNS = (30.0, 4) if LONG else (4.0, 2)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(900 if LONG else 120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.alone, pytest.mark.timeout(900 if LONG else 120)]
 
 
 async def test_a_victim_waits_hardly_longer_beside_a_flood(deployed: Deployment, measured):

