@@ -1,6 +1,6 @@
 """How fast a replay is: a day of made-up traffic before four engines, in CPU seconds of one core.
 
-    python bench/replay.py [--hours 24] [--rate 5] [--engines 4] [--policy default]
+    python bench/replay.py [--hours 24] [--rate 5] [--engines 4] [--policy guaranteed]
 
 Times are CPU times of this process, so that a busy machine changes little. At the end a short part of the day is
 replayed once more with every step of the engines done, to show what leaping over them saves.
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--policy", default="default")
+    parser.add_argument("--policy", default="guaranteed")
     given = parser.parse_args()
     [plan] = make_plans([given.policy], Hardware(engines=given.engines))
     run = timed(day(given.traffic, given.hours, given.rate), plan)

@@ -37,10 +37,12 @@ DEFAULT = Measures()
 
 
 class _Held:
-    __slots__ = ("cohort", "told", "vector")
+    __slots__ = ("at_peak", "cohort", "told", "vector")
 
-    def __init__(self, vector: Occupancy, cohort: int) -> None:
+    def __init__(self, vector: Occupancy, cohort: int, *, at_peak: bool) -> None:
         self.vector, self.cohort, self.told = vector, cohort, 0
+        self.at_peak = at_peak
+        """It was let through while its tenant was guarded, and keeps that room as long as this lasts."""
 
 
 class Forecast(Queued):
@@ -79,7 +81,8 @@ class Forecast(Queued):
         super().granted(job, now_s)
         vector = self._asked.pop(job)
         self._held[job.engine] += vector
-        self._jobs[job.engine][job] = _Held(vector, self.lengths.start(self._name(job)))
+        at_peak = not any(vector.variances)
+        self._jobs[job.engine][job] = _Held(vector, self.lengths.start(self._name(job)), at_peak=at_peak)
 
     def ended(self, job: Job, now_s: float, *, finished: bool) -> None:
         super().ended(job, now_s, finished=finished)
@@ -109,7 +112,9 @@ class Forecast(Queued):
 
     def _refreshed(self, jobs: dict[Job, _Held]) -> Occupancy:
         for job, held in jobs.items():
-            held.vector = self._vector(job, self._generated(job))
+            held.at_peak = held.at_peak and self._guards(job)
+            if not held.at_peak:
+                held.vector = self._vector(job, self._generated(job))
         if not jobs:
             return NOTHING
         means = zip(*(held.vector.means for held in jobs.values()), strict=True)
@@ -133,9 +138,12 @@ class Forecast(Queued):
         return revoked
 
     def _ask(self, job: Job) -> Occupancy:
-        if self._measures.guard and self.lengths.guarded(self._name(job)):
+        if self._guards(job):
             return guaranteed(blocks(job.prompt + job.limit - 1))
         return self._vector(job, 0)
+
+    def _guards(self, job: Job) -> bool:
+        return self._measures.guard and self.lengths.guarded(self._name(job))
 
     def _vector(self, job: Job, generated: int) -> Occupancy:
         return forecast_occupancy(self._curve(job), _size(job.prompt), generated=generated, limit=job.limit)

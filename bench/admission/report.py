@@ -18,6 +18,7 @@ ROW = (
     "preempt/1k",
     "KV use",
     "tok/s",
+    "good tok/s",
     "TTFT 50",
     "TTFT 99",
     "stall 99",

@@ -25,6 +25,8 @@ class Score:
     """Preemptions for each thousand requests that were let through."""
     kv_use: float
     tokens_per_s: float
+    good_tokens_per_s: float
+    """Output tokens of good requests: the work that was done well, whoever's it was."""
     ttft_p50_s: float
     ttft_p99_s: float
     stall_p99_s: float
@@ -47,6 +49,7 @@ class Score:
             f"{self.preempted_per_1000:.1f}",
             f"{self.kv_use:.2f}",
             f"{self.tokens_per_s:.0f}",
+            f"{self.good_tokens_per_s:.0f}",
             f"{self.ttft_p50_s:.2f}",
             f"{self.ttft_p99_s:.2f}",
             f"{self.stall_p99_s:.2f}",
@@ -76,6 +79,7 @@ def score(world: World, jobs: list[Job], from_s: float, until_s: float, outputs:
         preempted_per_1000=1000.0 * sum(job.preempted for job in window) / max(len(granted), 1),
         kv_use=world.kv_time / (elapsed_s * sum(engine.blocks for engine in world.engines)),
         tokens_per_s=sum(job.target for job in served) / span_s,
+        good_tokens_per_s=sum(job.target for job in kept) / span_s,
         ttft_p50_s=quantile(ttft, 0.5),
         ttft_p99_s=quantile(ttft, 0.99),
         stall_p99_s=quantile(stalls, 0.99),

@@ -32,6 +32,7 @@ def _state_number() -> str:
 
 
 RESERVED = q.now(c.RESERVED_BLOCKS, "engine")
+TAKEN = q.now(c.AT_RISK_BLOCKS, "engine")
 CAPACITY = q.now(c.CAPACITY_BLOCKS, "engine")
 IN_USE = q.now(c.BLOCKS_IN_USE, "engine")
 
@@ -53,9 +54,9 @@ def _state() -> list[p.PanelBuilder]:
             About(
                 "State",
                 "Of each engine, as the processes of kvgate see it; where they disagree, the worst.",
-                "down: look at the engine. suspended: it answers without tokens, as when it shuts down. stalled: it "
-                "has requests and makes no tokens: restart it. trial: it failed requests and gets one at a time. "
-                "error: /admin/engines says why.",
+                "down: look at the engine. suspended: it answers without tokens, as when it shuts down. "
+                "stalled: it has requests and makes no tokens: restart it. trial: it failed requests and "
+                "gets one at a time. error: /admin/engines says why.",
                 "Engine stalled",
                 16,
                 7,
@@ -80,14 +81,15 @@ def _state() -> list[p.PanelBuilder]:
             About(
                 "Preemptions",
                 "Over the time shown, by the engine's own count.",
-                "Must stay 0. If not: something reaches the engine beside kvgate, or a price is too low.",
+                "By forecast a few in a thousand requests; 0 where peaks are reserved. More: something "
+                "reaches the engine beside kvgate, a price is too low, or answers became longer.",
                 "Preemptions",
                 4,
                 7,
             ),
             p.COUNT,
             [Ask(q.counted(c.ENGINE_PREEMPTIONS, "pool", "engine"), "{{engine}}")],
-            ((None, p.GREEN), (1, p.RED)),
+            ((None, p.GREEN), (1, p.YELLOW)),
         ),
     ]
 
@@ -97,8 +99,9 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Reserved",
-                "Share of the engine's blocks that is reserved.",
-                "Near 100 % with a queue: full, as meant. Uneven engines: one is draining for a large request.",
+                "Share of the engine's blocks that is reserved: expected at the most, or the peaks.",
+                "Near 100 % with a queue: full, as meant; by forecast some is left for chance. Uneven "
+                "engines: one is draining for a large request.",
             ),
             p.SHARE,
             [Ask(f"{RESERVED} / {CAPACITY}", "{{engine}}")],
@@ -107,7 +110,8 @@ def _blocks() -> list[p.PanelBuilder]:
             About(
                 "In use, by the engine's gauge",
                 "Share of the blocks that hold something, as of the last probe.",
-                "Far below what is reserved: answers are much shorter than their limits. See the board Tuning.",
+                "Far below what is reserved: answers end much sooner than their limits, or than is known of "
+                "them yet. See the board Tuning.",
             ),
             p.SHARE,
             [Ask(f"{IN_USE} / {CAPACITY}", "{{engine}}")],
@@ -115,17 +119,21 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Headroom",
-                "Blocks that could still be reserved.",
-                "Plenty, with a queue: the slots are full, or one large request has the engine kept free for it.",
+                "Blocks that could still be reserved for a newcomer; by forecast, without those left for "
+                "chance.",
+                "Plenty, with a queue: the slots are full, or one large request has the engine kept free "
+                "for it.",
             ),
             p.BLOCKS,
-            [Ask(f"{CAPACITY} - {RESERVED}", "{{engine}}")],
+            [Ask(f"{CAPACITY} - {TAKEN}", "{{engine}}")],
         ),
         p.lines(
             About(
                 "Drift",
-                "Blocks in use minus blocks reserved. Below 0 as a rule: a reservation is the peak.",
-                "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
+                "Blocks in use minus blocks reserved. Below 0 as a rule: a reservation is the most that is "
+                "expected, or the peak.",
+                "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too "
+                "low.",
                 "Drift",
             ),
             p.BLOCKS,
@@ -136,8 +144,8 @@ def _blocks() -> list[p.PanelBuilder]:
             About(
                 "Capacity",
                 "Blocks the ledger may reserve, and those it fills at present.",
-                "A step: the engine restarted with other settings. Tenants' guarantees and limits moved with it. "
-                "Usable below it: see Trust.",
+                "A step: the engine restarted with other settings. Tenants' guarantees and limits moved "
+                "with it. Usable below it: see Trust.",
             ),
             p.BLOCKS,
             [Ask(CAPACITY, "{{engine}}"), Ask(q.now(c.USABLE_BLOCKS, "engine"), "{{engine}}: usable")],
@@ -146,8 +154,8 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Trust",
-                "What the engine's own numbers take from its capacity: trust (lowered by preemptions), and bias (it "
-                "uses so many times what it should).",
+                "What the engine's own numbers take from its capacity: trust (lowered by preemptions), and "
+                "bias (it uses so many times what it should).",
                 "Both 1 when all is well. Trust below 1: it preempts. Bias above 1: prices are too low.",
                 "Preemptions",
             ),
@@ -160,7 +168,8 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Foreign",
-                "Blocks in use that requests of the ledger cannot account for. They are charged against the capacity.",
+                "Blocks in use that requests of the ledger cannot account for. They are charged against the "
+                "capacity.",
                 "Above 0: somebody sends requests to the engine beside kvgate.",
                 "Drift",
             ),
@@ -171,7 +180,8 @@ def _blocks() -> list[p.PanelBuilder]:
             About(
                 "Age of its numbers",
                 "Since the engine's own numbers were last new.",
-                "Above 15 s: they count for nothing, the ledger goes by its own sums. /admin/engines has last_error.",
+                "Above 15 s: they count for nothing, the ledger goes by its own sums. /admin/engines has "
+                "last_error.",
                 "Metrics of an engine are old",
             ),
             p.SECONDS,
@@ -180,7 +190,8 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Passed and kept free",
-                "Grants that passed an older request that did not fit yet, and engines that were kept free for one.",
+                "Grants that passed an older request that did not fit yet, and engines that were kept free "
+                "for one.",
                 "Kept free often: requests are large for these engines, and capacity idles while one drains.",
             ),
             p.REQUESTS_S,
@@ -192,9 +203,10 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Shared",
-                "Blocks that running requests hold and others have reserved, because their prompts begin alike: what "
-                "reservations are smaller by.",
-                "0 with prefix_sharing on: nothing is alike, or token ids are not known (prompt_tokens: learned).",
+                "Blocks that running requests hold and others have reserved, because their prompts begin "
+                "alike: what reservations are smaller by.",
+                "0 with prefix_sharing on: nothing is alike, or token ids are not known (prompt_tokens: "
+                "learned).",
                 width=24,
             ),
             p.BLOCKS,
@@ -255,7 +267,8 @@ def _troubles() -> list[p.PanelBuilder]:
             About(
                 "Preemptions",
                 "Per second, by the engine's own count.",
-                "Must stay 0. If not: something reaches the engine beside kvgate, or a price is too low.",
+                "By forecast a few in a thousand requests; 0 where peaks are reserved. More: something "
+                "reaches the engine beside kvgate, a price is too low, or answers became longer.",
                 "Preemptions",
             ),
             p.REQUESTS_S,
@@ -277,7 +290,8 @@ def _troubles() -> list[p.PanelBuilder]:
             About(
                 "Queued again",
                 "Granted requests that went back to the queue, by what they saw of the engine.",
-                "busy: max_num_seqs here is above the engine's, or others use it too. connect, reset: see its state.",
+                "busy: max_num_seqs here is above the engine's, or others use it too. connect, reset: see "
+                "its state.",
                 "Engine down",
             ),
             p.REQUESTS_S,

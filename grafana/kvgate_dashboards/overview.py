@@ -10,7 +10,8 @@ from kvgate_dashboards.parts import About, Ask
 
 WAITING = q.now(c.QUEUE_DEPTH)
 TENANT_WAITING = q.now(c.TENANT_QUEUE_DEPTH, "tenant")
-FULL = f"{q.whole(c.RESERVED_BLOCKS)} / {q.whole(c.CAPACITY_BLOCKS)}"
+FULL = f"{q.whole(c.AT_RISK_BLOCKS)} / {q.whole(c.CAPACITY_BLOCKS)}"
+"""As a newcomer finds it: what is reserved, and what is kept free for answers that get longer."""
 SLOTS = f"{q.whole(c.RESERVED_SEQS)} / {q.whole(c.SEQ_SLOTS)}"
 USED = f"{q.whole(c.BLOCKS_IN_USE)} / {q.whole(c.RESERVED_BLOCKS)}"
 OWN_LIMIT = f"({q.now(c.TENANT_LIMIT, 'tenant')} < on (pool) group_left () {q.whole(c.CAPACITY_BLOCKS)})"
@@ -32,7 +33,8 @@ HELP = (
     ),
     Ask(
         f"({USED} < 0.5) and on (pool) ({WAITING} > 0)",
-        "{{pool}}: half of what is reserved is never used. Lower max_tokens.default or max_tokens.cap",
+        "{{pool}}: half of what is reserved is not used. Lower limits (max_tokens), or let lengths be "
+        "learned",
     ),
     Ask(
         q.now(c.LEDGER_MODE, "mode", where='mode=~"local|closed|open"') + " == 1",
@@ -73,7 +75,8 @@ def _answer() -> list[p.PanelBuilder]:
             About(
                 "Oldest wait",
                 "How long the request that has waited longest has waited.",
-                "Near the wait limit (queue.wait, 30 s unless set otherwise) requests time out with 429 next.",
+                "Near the wait limit (queue.wait, 30 s unless set otherwise) requests time out with 429 "
+                "next.",
                 "Queue growing",
                 4,
                 6,
@@ -99,16 +102,17 @@ def _answer() -> list[p.PanelBuilder]:
         p.bars(
             About(
                 "Why: what is full",
-                "Of the whole pool: KV blocks and sequence slots that are reserved, and the blocks really in use.",
-                "Reserved near 100 %: full, as meant. Waiting while both are low: one large request waits for an "
-                "engine to drain, or a tenant is at its limit.",
+                "Of the whole pool: KV blocks that are taken for a newcomer, sequence slots that are "
+                "reserved, and the blocks really in use.",
+                "Taken near 100 %: full, as meant. Waiting while both are low: one large request waits for "
+                "an engine to drain, or a tenant is at its limit.",
                 "Queue growing",
                 5,
                 6,
             ),
             p.SHARE,
             [
-                Ask(FULL, "{{pool}}: blocks reserved"),
+                Ask(FULL, "{{pool}}: blocks taken"),
                 Ask(SLOTS, "{{pool}}: slots reserved"),
                 Ask(f"{q.whole(c.BLOCKS_IN_USE)} / {q.whole(c.CAPACITY_BLOCKS)}", "{{pool}}: blocks in use"),
             ],
@@ -139,7 +143,8 @@ def _queue() -> list[p.PanelBuilder]:
             About(
                 "Waiting, by tenant",
                 "Requests that wait for room.",
-                "A hill is a burst, and goes away by itself. A plateau is overload: add an engine or lower limits.",
+                "A hill is a burst, and goes away by itself. A plateau is overload: add an engine or lower "
+                "limits.",
                 "Queue growing",
             ),
             p.COUNT,
@@ -150,7 +155,8 @@ def _queue() -> list[p.PanelBuilder]:
             About(
                 "Wait before the grant",
                 "Of requests that were granted in the last minutes. Those that gave up are not in it.",
-                "If it is too high for your users: more engines, or a shorter queue.wait, which turns it into 429.",
+                "If it is too high for your users: more engines, or a shorter queue.wait, which turns it "
+                "into 429.",
             ),
             p.SECONDS,
             [Ask(q.quantile(x, c.QUEUE_WAIT), f"p{x * 100:g}") for x in (0.5, 0.95, 0.99)],
@@ -159,7 +165,8 @@ def _queue() -> list[p.PanelBuilder]:
             About(
                 "Arrived, granted, refused",
                 "Requests per second.",
-                "Arrivals above grants: the rest waits or is refused. Grants at 0 with a queue: look at engines.",
+                "Arrivals above grants: the rest waits or is refused. Grants at 0 with a queue: look at "
+                "engines.",
             ),
             p.REQUESTS_S,
             [
@@ -172,7 +179,8 @@ def _queue() -> list[p.PanelBuilder]:
             About(
                 "Refused, by reason",
                 "Requests that kvgate answered with an error itself.",
-                "queue_full, queue_timeout: overload. no_backend, upstream_failed: engines. Others are the client's.",
+                "queue_full, queue_timeout: overload. no_backend, upstream_failed: engines. Others are the "
+                "client's.",
                 "High rejection rate",
             ),
             p.REQUESTS_S,
@@ -182,7 +190,8 @@ def _queue() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "How requests ended",
-                "Each request once. With rejected_… kvgate said no, with upstream_failed the engine broke off.",
+                "Each request once. With rejected_… kvgate said no, with upstream_failed the engine broke "
+                "off.",
                 "Anything but served and client_gone that grows: look at the reasons beside.",
                 "High rejection rate",
             ),
@@ -194,7 +203,8 @@ def _queue() -> list[p.PanelBuilder]:
             About(
                 "Oldest wait",
                 "How long the request that has waited longest has waited, by pool.",
-                "Rising by one second each second: nothing is granted. A depth of 1 or 2: one large request waits.",
+                "Rising by one second each second: nothing is granted. A depth of 1 or 2: one large request "
+                "waits.",
                 "Queue growing",
             ),
             p.SECONDS,
@@ -208,12 +218,15 @@ def _room() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "KV blocks",
-                "What the ledger may reserve, what it has reserved, and what the engines say is in use.",
-                "Reserved at the capacity with a queue: full, as meant. In use far below that: see the board Tuning.",
+                "What the ledger may reserve, what it has reserved, what is taken with it for chance, and "
+                "what the engines say is in use.",
+                "Taken at the capacity with a queue: full, as meant. In use far below that: see the board "
+                "Tuning.",
             ),
             p.BLOCKS,
             [
                 Ask(q.whole(c.CAPACITY_BLOCKS), "{{pool}}: capacity"),
+                Ask(q.whole(c.AT_RISK_BLOCKS), "{{pool}}: taken"),
                 Ask(q.whole(c.RESERVED_BLOCKS), "{{pool}}: reserved"),
                 Ask(q.whole(c.BLOCKS_IN_USE), "{{pool}}: in use"),
             ],
@@ -222,7 +235,8 @@ def _room() -> list[p.PanelBuilder]:
             About(
                 "Time to the first token, p95",
                 "From the arrival: the part in the queue, the part in the engine, and both.",
-                "The queue grows: overload, working as meant. The engine grows, with no queue: prefill is short.",
+                "The queue grows: overload, working as meant. The engine grows, with no queue: prefill is "
+                "short.",
             ),
             p.SECONDS,
             [Ask(q.quantile(0.95, c.TTFT, "part"), "{{part}}")],
@@ -230,7 +244,8 @@ def _room() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Time between tokens",
-                "Between two reads of a running stream. From a quarter of a second on people see the text stop.",
+                "Between two reads of a running stream. From a quarter of a second on people see the text "
+                "stop.",
                 "p99 above 0.5 s: streams freeze. Look for preemptions and drift on the board Engines.",
                 "Preemptions",
             ),
@@ -241,7 +256,8 @@ def _room() -> list[p.PanelBuilder]:
             About(
                 "Whole request, p95",
                 "From the arrival to the end of the answer, by how it ended.",
-                "Compare with the wait above: if that explains it, capacity is short; if not, the engines are slow.",
+                "Compare with the wait above: if that explains it, capacity is short; if not, the engines "
+                "are slow.",
             ),
             p.SECONDS,
             [Ask(q.quantile(0.95, c.DURATION, "outcome"), "{{outcome}}")],
@@ -305,14 +321,15 @@ def _machinery() -> list[p.PanelBuilder]:
             About(
                 "Preemptions",
                 "Over the time shown, by the engines' own count.",
-                "0 is what kvgate is for. Anything else: something runs there that the ledger does not know.",
+                "A few in a thousand requests are what forecasts cost; where peaks are reserved 0. More: "
+                "something runs there that the ledger does not know, or answers became longer.",
                 "Preemptions",
                 4,
                 6,
             ),
             p.COUNT,
             [Ask(f"sum ({q.counted(c.ENGINE_PREEMPTIONS, 'pool', 'engine')})", "preemptions")],
-            ((None, p.GREEN), (1, p.RED)),
+            ((None, p.GREEN), (1, p.YELLOW)),
         ),
         p.number(
             About(
@@ -352,7 +369,8 @@ def _machinery() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Troubles of the shared ledger",
-                "Unanswered calls, changes of mode, requests started without Redis, and repairs after it came back.",
+                "Unanswered calls, changes of mode, requests started without Redis, and repairs after it "
+                "came back.",
                 "A few: a failover. Steadily: Redis is overloaded or the network unsteady.",
                 "Ledger mode not normal",
             ),
@@ -368,7 +386,8 @@ def _machinery() -> list[p.PanelBuilder]:
             About(
                 "Restarts of Redis, lost leases",
                 "Times a process found the ledger empty or replaced, or had been taken for gone itself.",
-                "Redis restarted, or a process was paused for longer than its lease: look at the machine it is on.",
+                "Redis restarted, or a process was paused for longer than its lease: look at the machine it "
+                "is on.",
                 "Ledger mode not normal",
             ),
             p.COUNT,
@@ -391,7 +410,8 @@ def _machinery() -> list[p.PanelBuilder]:
             About(
                 "Spans of traces",
                 "Over the time shown, by what became of them. Nothing where no traces are made.",
-                "failed, or ended far above exported: the collector is away or too slow. Requests are not affected.",
+                "failed, or ended far above exported: the collector is away or too slow. Requests are not "
+                "affected.",
             ),
             p.COUNT,
             [Ask(q.counted(c.TRACE_SPANS, "result"), "{{result}}")],

@@ -8,7 +8,9 @@ from kvgate_dashboards import queries as q
 from kvgate_dashboards.board import Board, Section
 from kvgate_dashboards.parts import About, Ask
 
-RESERVED, IN_USE, CAPACITY = (q.whole(m) for m in (c.RESERVED_BLOCKS, c.BLOCKS_IN_USE, c.CAPACITY_BLOCKS))
+RESERVED, TAKEN, IN_USE, CAPACITY = (
+    q.whole(m) for m in (c.RESERVED_BLOCKS, c.AT_RISK_BLOCKS, c.BLOCKS_IN_USE, c.CAPACITY_BLOCKS)
+)
 
 
 def board() -> Board:
@@ -34,7 +36,9 @@ def _waste() -> list[p.PanelBuilder]:
             About(
                 "Reserved and never used",
                 "Mean over the time shown, of what was reserved.",
-                "Above a half: lower max_tokens.default and max_tokens.cap towards what answers really take.",
+                "Above a half where peaks are reserved: lower max_tokens.default and max_tokens.cap towards "
+                "what answers really take, or reserve forecasts. By forecast: lengths vary much, or few are "
+                "known yet.",
                 width=6,
             ),
             p.SHARE,
@@ -45,7 +49,8 @@ def _waste() -> list[p.PanelBuilder]:
             About(
                 "Reserved and not in use",
                 "Share of the reserved blocks that is empty at the moment.",
-                "Some is needed: answers grow into it. Steadily above a half: limits are far above answers.",
+                "Some is needed: answers grow into it. Steadily above a half: limits are far above answers, "
+                "where peaks are reserved.",
                 width=9,
             ),
             p.SHARE,
@@ -54,13 +59,14 @@ def _waste() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Free while somebody waits",
-                "Share of the pool that is not reserved, at times with a queue. 0 while nobody waits.",
-                "Steadily above 0.2: requests are large for the engines, slots are short, or limits hold tenants back.",
+                "Share of the pool that is open to a newcomer, at times with a queue. 0 while nobody waits.",
+                "Steadily above 0.2: requests are large for the engines, slots are short, or limits hold "
+                "tenants back.",
                 "What would help",
                 width=9,
             ),
             p.SHARE,
-            [Ask(f"(1 - {RESERVED} / {CAPACITY}) * on (pool) ({q.now(c.QUEUE_DEPTH)} > bool 0)", "{{pool}}")],
+            [Ask(f"(1 - {TAKEN} / {CAPACITY}) * on (pool) ({q.now(c.QUEUE_DEPTH)} > bool 0)", "{{pool}}")],
         ),
     ]
 
@@ -82,8 +88,8 @@ def _forecasts() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Expected, at risk, in use",
-                "Blocks of the pool: what reservations should hold now, what a newcomer finds taken, what is in use, "
-                "what there is; and the peaks, if all got there.",
+                "Blocks of the pool: what reservations should hold now, what a newcomer finds taken, what "
+                "is in use, what there is; and the peaks, if all got there.",
                 "At risk at the capacity: full, as meant. In use far above expected: see Drift.",
                 "Forecasts too low",
             ),
@@ -143,7 +149,8 @@ def _limits() -> list[p.PanelBuilder]:
             About(
                 "Output limits that kvgate wrote",
                 "Requests whose limit was set or lowered by max_tokens.default or max_tokens.cap.",
-                "Clients send no limit. If answers are cut short, raise the default, or have clients set one.",
+                "Clients send no limit. If answers are cut short, raise the default, or have clients set "
+                "one.",
             ),
             p.REQUESTS_S,
             [Ask(q.per_second(c.REWRITES, "tenant"), "{{tenant}}")],
@@ -208,8 +215,9 @@ def _refused() -> list[p.PanelBuilder]:
             About(
                 "Refused, by reason",
                 "Over the time shown.",
-                "queue_full: queue.depth is short for the bursts. queue_timeout: more is asked than fits. never_fits: "
-                "a client asks for more than the largest engine. The others are the clients' own.",
+                "queue_full: queue.depth is short for the bursts. queue_timeout: more is asked than fits. "
+                "never_fits: a client asks for more than the largest engine. The others are the clients' "
+                "own.",
                 "High rejection rate",
             ),
             p.COUNT,
@@ -230,7 +238,8 @@ def _refused() -> list[p.PanelBuilder]:
             About(
                 "Policy read again",
                 "Over the time shown, by what came of it.",
-                "refused: the last good one stays in force. taken, and nobody changed it: something else writes it.",
+                "refused: the last good one stays in force. taken, and nobody changed it: something else "
+                "writes it.",
                 "Policy refused",
             ),
             p.COUNT,

@@ -16,7 +16,8 @@ Promises:
 * What is old fades: the last 512 sequences of the pool count in full, and up to 400 before them.
 * When sequences outlive their forecast, what was learned before is dropped at once, and the tenant, or the
   pool with all tenants whose own sequences do not speak against it, is *guarded*: a request that starts reserves
-  its guaranteed peak. Those that run are priced by the new curve; when enough ends were seen, so are new ones.
+  its guaranteed peak. Those that run by a forecast are priced by the new curve, the others keep their peak; when
+  enough ends were seen, all are priced by it. Who was guarded for the pool's sake is trusted again with the pool.
 * A curve is made anew at a review, when there is news enough: a tenant that is idle costs nothing.
 * Memory is bounded: `TENANTS_MAX` records, each of at most 1 + 1 + `COHORTS_MAX` histograms; the one longest
   without a start is forgotten first.
@@ -28,12 +29,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvgate_policies.forecast_change import COHORT_SEQUENCES, EVIDENCE_MIN, RATIO_MAX
+from kvgate_policies.forecast_change import COHORT_SEQUENCES, EVIDENCE_MIN, RATIO_MAX, Fate
 from kvgate_policies.forecast_record import LengthRecord
 from kvgate_policies.forecast_survival import Survival, prior
 
 TENANTS_MAX = 256
-"""Tenants with a record of their own: about 2 MB. The pool's curve serves the others."""
+"""Tenants with a record of their own: about 5 MB. The pool's curve serves the others."""
 POOL = ""
 """The name under which the pool as a whole is stated; no tenant has it."""
 
@@ -50,6 +51,8 @@ class Lengths:
         self._pool = LengthRecord(evidence_min)
         self._vouched: set[str] = set()
         """Tenants that are as they were while the pool as a whole is guarded."""
+        self._suspected: set[str] = set()
+        """Tenants that are guarded for the pool's sake, not by what they did themselves."""
         self._started = 0
 
     # Asking
@@ -92,7 +95,9 @@ class Lengths:
         """
         if after <= before:
             return
-        expected = self.curve(tenant).expected_ends(before, after)
+        curve = self.curve(tenant)
+        ends = curve.expected_ends(before, after)
+        expected = Fate(ends, doubt=ends / curve.seen_ends)
         self._pool.reach(cohort, before, after, expected)
         if (record := self._tenants.get(tenant)) is not None:
             record.reach(cohort, before, after, expected)
@@ -109,11 +114,13 @@ class Lengths:
         Returns whose lengths were just found to be longer than forecast; `POOL` stands for all.
         """
         changed = [name for name, record in self._tenants.items() if record.review(self._cohort) is not None]
+        self._suspected.difference_update(changed)
         since = self._pool.review(self._cohort)
         if since is not None:
             changed += [POOL, *self._suspects(since, changed)]
         if not self._pool.guarded:
             self._vouched.clear()
+            self._trust_suspects()
         return tuple(changed)
 
     def _suspects(self, since: int, known: list[str]) -> list[str]:
@@ -126,8 +133,15 @@ class Lengths:
                 self._vouched.add(name)
             else:
                 record.forget_before(since, RATIO_MAX)
+                self._suspected.add(name)
                 suspects.append(name)
         return suspects
+
+    def _trust_suspects(self) -> None:
+        """Of the pool enough is known again: so much is known of each of them as of a tenant that is new."""
+        for name in self._suspected & self._tenants.keys():
+            self._tenants[name].guarded = False
+        self._suspected.clear()
 
     # Sharing
 
@@ -150,9 +164,11 @@ class Lengths:
 
         Tenants that never started here are left to their replica. Raises ValueError for what is no statement.
         """
-        heard = list(statements)
+        heard, guarded = list(statements), self.guarded_names
         for name, record in self._records():
             record.hear([theirs[name] for theirs in heard if name in theirs])
+        if self._pool.guarded:
+            self._suspected |= self.guarded_names - guarded - {POOL}
 
     def restore(self, statements: Mapping[str, Sequence[float]]) -> None:
         """Begin with what was counted before a restart. Raises ValueError for what is no statement."""

@@ -5,9 +5,12 @@ new length has ended. By the forecast, each token of a running sequence was a tr
 the last. Over all trials of some sequences, `expected` ends should have come; `seen` did. If far fewer came,
 the sequences outlive their forecast.
 
-The test: trials are independent given the past, so the number of ends is a sum of Bernoulli trials with mean E,
-and by Chernoff's bound `P(ends ≤ s) ≤ exp(−(E − s − s·log(E/s)))` for s < E. The exponent is the evidence; it is
-compared with `EVIDENCE_MIN`, and the ratio s/E with `RATIO_MAX`, lest a small lasting bias ever raise an alarm.
+The test: trials are independent given the past, so the number of ends is a sum of Bernoulli trials. Their mean E
+is not known but estimated, from n ends that were seen before: it is as if of s + n ends in all each had been one of
+the s with probability `p = E/(E + n)`, and by Chernoff's bound for the binomial law (Hoeffding 1963) the chance of
+so few is at most `exp(−(s·log(f/p) + n·log((1 − f)/(1 − p))))` with f = s/(s + n), for s < E. The exponent is the
+evidence; from a forecast that rests on many ends it is that of the Poisson law, E − s − s·log(E/s). It is compared
+with `EVIDENCE_MIN`, and the ratio s/E with `RATIO_MAX`, lest a small lasting bias ever raise an alarm.
 
 Old sequences end as they always did and would hide the new ones, so sequences are told apart by when they
 began: in *cohorts* of `COHORT_SEQUENCES` of the whole pool. All suffixes are tested (those begun since cohort j,
@@ -37,9 +40,11 @@ class Fate:
 
     expected: float = 0.0
     seen: float = 0.0
+    doubt: float = 0.0
+    """Each expected end over the number of ends that this expectation rests on, added up; 0 is certainty."""
 
     def __add__(self, other: Fate) -> Fate:
-        return Fate(self.expected + other.expected, self.seen + other.seen)
+        return Fate(self.expected + other.expected, self.seen + other.seen, self.doubt + other.doubt)
 
     @property
     def ratio(self) -> float:
@@ -52,7 +57,11 @@ def evidence(fate: Fate) -> float:
     expected, seen = fate.expected, fate.seen
     if seen >= expected:
         return 0.0
-    return expected - seen - (seen * math.log(expected / seen) if seen > 0.0 else 0.0)
+    few = seen * math.log(expected / seen) if seen > 0.0 else 0.0
+    if fate.doubt <= 0.0:
+        return expected - seen - few
+    known = expected / fate.doubt
+    return (known + seen) * math.log1p((expected - seen) / (known + seen)) - few
 
 
 def changed_since(cohorts: Sequence[Fate], evidence_min: float = EVIDENCE_MIN) -> int | None:

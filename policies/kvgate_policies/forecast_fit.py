@@ -23,7 +23,7 @@ from kvgate_policies.occupancy import NOTHING, SCALE, Occupancy
 
 RISK_DEFAULT = 0.01
 """How often the sum may exceed the capacity, a moderate time ahead."""
-RISK_SHARES = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.5, 1.0, 10.0)
+RISK_SHARES = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75, 1.0, 3.0, 10.0)
 """What part of the risk each point of the grid gets."""
 RISK_MAX = 0.5
 """At half the risk nothing is left free for chance."""

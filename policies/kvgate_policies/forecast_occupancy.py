@@ -28,13 +28,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import ceil
 
-from kvgate_policies.forecast_survival import LENGTH_MAX, Survival
+from kvgate_policies.forecast_lengths import LENGTH_MAX
+from kvgate_policies.forecast_survival import Survival
 from kvgate_policies.kv_cost import blocks_after_prompt, price
 from kvgate_policies.occupancy import GRID, SCALE, Occupancy
 from kvgate_policies.types import EngineShape
 
 LAG_TOKENS = 16
-"""Tokens a request may have grown since its vector was made: a heartbeat of 250 ms at 16 ms for each token."""
+"""Tokens a request may have grown since its vector was made, for who knows no better: a beat of 250 ms at 16 ms for
+each token. And by how many steps one may start late, behind the prompts before it."""
 CHANCE_MIN = 1e-6
 """A chance below this changes no number of a vector."""
 SHAPES_MAX = 64
@@ -59,6 +61,7 @@ def forecast_occupancy(
 
     `limit` is the most each may emit (at least 1), `min_tokens` what each will emit at least. A request with
     nothing emitted yet may start late, behind the prompts before it: it is taken to last `lag_tokens` longer.
+    `lag_tokens` is what it may grow until its next vector is added up in place of this one.
     """
     left_over = max(limit - generated, 1) + (0 if generated else lag_tokens)
     certain = max(generated, min(min_tokens, limit) - 1)
@@ -103,6 +106,6 @@ def blocks_of_request(shape: EngineShape, prompt_tokens: int, n: int) -> Blocks:
 def _whole(shape: EngineShape) -> int | None:
     """Blocks of the whole window, where a sequence grows evenly up to it; else None.
 
-    Nearly all engines are so, and a vector asks for a size ten times.
+    Nearly all engines are so, and a vector asks for a size at each point.
     """
     return blocks_after_prompt(shape, shape.max_model_len) if shape.grows_evenly else None

@@ -47,6 +47,8 @@ class LengthRecord:
         self._history = LengthHistogram()
         self._cohorts: dict[int, _Cohort] = {}
         """By number, oldest first; only those in which it began a sequence."""
+        self._since = 0
+        """Number of the first cohort of this era: what began before it says nothing about it."""
         self._others = LengthHistogram()
         self._curve: Survival | None = None
         self._news = 0.0
@@ -76,8 +78,10 @@ class LengthRecord:
         self.told += 1
         self._cohorts.setdefault(cohort, _Cohort()).lengths.start()
 
-    def reach(self, cohort: int, before: int, after: int, expected_ends: float) -> None:
-        """A sequence of that cohort emitted the tokens `before + 1 … after`."""
+    def reach(self, cohort: int, before: int, after: int, expected: Fate) -> None:
+        """A sequence of that cohort emitted the tokens `before + 1 … after`, with so many ends expected."""
+        if cohort < self._since:
+            return
         self.told += 1
         self._news += after - before
         found = self._cohorts.get(cohort)
@@ -85,10 +89,12 @@ class LengthRecord:
             self._history.reach(before, after)
             return
         found.lengths.reach(before, after)
-        found.fate += Fate(expected=expected_ends)
+        found.fate += expected
 
     def end(self, cohort: int, length: int) -> None:
         """A sequence of that cohort ended by itself; `reach` was told of its last token."""
+        if cohort < self._since:
+            return
         self.told += 1
         self._news += NEWS_TRIALS / NEWS_ENDS
         found = self._cohorts.get(cohort)
@@ -138,6 +144,7 @@ class LengthRecord:
             self._before = stretched(self._curve, min(ratio, 1.0))
         self._history, self._others = LengthHistogram(), LengthHistogram()
         self._cohorts = {number: known for number, known in self._cohorts.items() if number >= cohort}
+        self._since = cohort
         for known in self._cohorts.values():
             known.fate = Fate()
         self._curve = None
@@ -180,8 +187,7 @@ class LengthRecord:
 
     def _enter(self, era: int) -> None:
         """Others have noticed a change that was not noticed here."""
-        self._cohorts = {}
-        self.forget_before(0, RATIO_MAX)
+        self.forget_before(max(self._cohorts, default=self._since - 1) + 1, RATIO_MAX)
         self.era = era
 
     def _relearned(self) -> bool:

@@ -59,14 +59,22 @@ class Outlook:
 
 
 def request_occupancy(
-    curve: Survival, outlook: Outlook, shape: EngineShape, generated: int = 0, apart: int = 0
+    curve: Survival,
+    outlook: Outlook,
+    shape: EngineShape,
+    generated: int = 0,
+    apart: int = 0,
+    lag_tokens: int = LAG_TOKENS,
 ) -> Occupancy:
     """The vector of a request whose sequences have emitted `generated` tokens each, on an engine of this shape.
 
     `apart` blocks of its prompt are left out: they are accounted for elsewhere (`sharing`). Only of one sequence.
+    `lag_tokens` as in `forecast_occupancy`.
     """
     curve = never_ends() if outlook.ignore_eos else curve
-    vectors = [_of_prompt(curve, outlook, shape, prompt, generated, apart) for prompt in outlook.prompts]
+    vectors = [
+        _of_prompt(curve, outlook, shape, prompt, generated, apart, lag_tokens) for prompt in outlook.prompts
+    ]
     return vectors[0] if len(vectors) == 1 else sum(vectors, NOTHING)
 
 
@@ -96,7 +104,13 @@ def _share_below(curve: Survival, sure: int, length: int) -> float:
 
 
 def _of_prompt(
-    curve: Survival, outlook: Outlook, shape: EngineShape, prompt: int, generated: int, apart: int
+    curve: Survival,
+    outlook: Outlook,
+    shape: EngineShape,
+    prompt: int,
+    generated: int,
+    apart: int,
+    lag_tokens: int,
 ) -> Occupancy:
     if outlook.n > 1 and not outlook.shares_prompt:
         shape = replace(shape, prefix_caching=False)
@@ -108,6 +122,7 @@ def _of_prompt(
         generated=min(generated, limit - 1),
         limit=limit,
         min_tokens=outlook.min_tokens,
+        lag_tokens=lag_tokens,
     )
     return vector if generated or not shape.groups else _reading(vector, outlook, shape, prompt)
 

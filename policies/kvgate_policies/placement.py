@@ -5,8 +5,9 @@ Rules, the same for every ledger:
 1. An engine *covers* a request when its whole capacity holds the price: blocks and sequence slots. The
    prefill bound is left out, since the longest prompt of all may exceed it.
 2. An engine *fits* a request when it accepts work and what is open there now holds the price. Where forecasts are
-   reserved or asked for, that is the inequality of `forecast_fit`, at the newcomer's risk. Prompt tokens are bounded
-   too, unless none are outstanding: a prompt above the bound goes alone, instead of never.
+   reserved or asked for, that is the inequality of `forecast_fit`, at the newcomer's risk; or all peaks together fit,
+   than which no more can be held: so a forecast never keeps out what its peak would not. Prompt tokens are bounded too,
+   unless none are outstanding: a prompt above the bound goes alone, instead of never.
 3. An engine with no reservation takes whatever it covers: leftover accounting can starve nobody.
 4. An engine pinned by a waiting request is closed to all others.
 5. Among those that fit, the least loaded *after* placement is taken, load being the larger of the two
@@ -152,9 +153,10 @@ def _blocks_if_fits(cost: KVCost, use: EngineUse, z: ZVector) -> float | None:
 
 def _blocks_after(use: EngineUse, cost: KVCost, z: ZVector) -> float:
     """Blocks that are counted once `cost` is added: a whole number where all of it is guaranteed."""
+    peaks = use.reserved.blocks + cost.blocks
     if cost.expected is None and use.reserved.expected is None:
-        return use.reserved.blocks + cost.blocks
-    return blocks_taken(use.reserved.occupancy, cost.occupancy, z)
+        return peaks
+    return min(blocks_taken(use.reserved.occupancy, cost.occupancy, z), peaks)
 
 
 def _pinnable(cost: KVCost, use: EngineUse, avoid: frozenset[str]) -> bool:

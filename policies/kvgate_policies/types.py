@@ -170,8 +170,10 @@ Mode = Literal["enforce", "observe", "off"]
 
 Reservation = Literal["guaranteed", "forecast"]
 """What a request reserves: its peak, to the end; or what it is expected to hold, now and further on."""
-RESERVATION_DEFAULT: Reservation = "guaranteed"
+RESERVATION_DEFAULT: Reservation = "forecast"
 """Where a policy says nothing."""
+MAX_TOKENS_DEFAULT = 2048
+"""Output tokens for who sets no limit, where peaks are reserved and a policy says nothing; by forecast none are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,9 @@ class TenantPolicy:
     """The limits and defaults that hold for a tenant in one pool."""
 
     name: str = "anonymous"
-    max_tokens_default: int | None = 2048
-    """Output tokens charged, and written into the body, when the client sets no limit of its own."""
+    max_tokens_default: int | None = None
+    """Output tokens charged, and written into the body, when the client sets no limit of its own. A policy that says
+    `guaranteed` and nothing of this gets `MAX_TOKENS_DEFAULT`."""
     max_tokens_cap: int | None = None
     """Upper bound on output tokens of a sequence; a larger wish is lowered to it in the body."""
     queue_depth_max: int = 200

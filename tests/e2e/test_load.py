@@ -16,6 +16,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
+from kvgate.demo.plan import plan_for
 from kvgate.sim import SimServer
 from kvgate.sim.profiles import read_profile
 from support.gateway import gateway
@@ -123,7 +124,10 @@ async def test_with_and_without_kvgate() -> None:
     assert (direct["name"], through["name"]) == ("direct", "kvgate")
     assert direct["completed"] == through["completed"] == 24
     assert direct["preemptions"] > 0 == through["preemptions"]
-    assert through["engines"][sim.url]["running_max"] <= 12 < direct["engines"][sim.url]["running_max"]
+    most = plan_for(
+        60
+    ).most_per_engine  # the sizes are the demo's: twelve, and a few more while some are about to end
+    assert through["engines"][sim.url]["running_max"] <= most < direct["engines"][sim.url]["running_max"]
 
 
 async def test_the_ceiling_is_that_of_the_planner() -> None:

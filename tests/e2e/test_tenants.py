@@ -411,7 +411,7 @@ async def test_a_request_above_its_tenants_limit_is_told_so(ledger: dict[str, An
         tenants:
           chat: {keys: [{env: CHAT_KEY}]}
           batch: {keys: [{env: BATCH_KEY}], limit: 50%}
-        defaults: {max_tokens: {cap: 1500}}
+        defaults: {reservation: guaranteed, max_tokens: {cap: 1500}}
     """
     async with engine(blocks=41) as up, run(up, text, **ledger) as gate:
         large = completion(tokens=600, max_tokens=300)  # 29 of 40 blocks
@@ -490,7 +490,7 @@ async def test_observing_sends_even_what_would_be_refused(ledger: dict[str, Any]
     text = """
         tenants:
           chat: {keys: [{env: CHAT_KEY}], mode: observe, rate: {requests_per_minute: 1}, limit: 50%}
-        defaults: {max_tokens: {cap: 600}}
+        defaults: {reservation: guaranteed, max_tokens: {cap: 600}}
     """
     refusal = respond({"error": {"message": "This model's maximum context length is 2048 tokens."}}, 400)
     async with (

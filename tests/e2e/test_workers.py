@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvgate.sim import SimServer
-from support.redis_server import RedisServer, binary
+from support.redis_server import RedisServer, binary, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -119,12 +119,6 @@ class Group:
 
 def _listens_on(process: psutil.Process) -> set[int]:
     return {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def options(backend: str, ledger: str) -> list[str]:

@@ -425,7 +425,7 @@ def test_the_readme_quotes_that_script():
         assert f"| {row} | {printed[direct][0]} | {printed[reserved][0]} | {use} |" in README
     for row, name in {
         "as it is": "direct", "`--watermark 0.1`": "--watermark 0.1", "`--max-num-seqs 8`": "--max-num-seqs 8",
-        "`--max-num-seqs 6`": "--max-num-seqs 6", "peaks reserved, as kvgate does": "reserved",
+        "`--max-num-seqs 6`": "--max-num-seqs 6", "peaks reserved, as with `reservation: guaranteed`": "reserved",
     }.items():  # fmt: skip
         steps, preemptions, gap, _ = printed[f"mixed, {name}"]
         assert f"| {row} | {steps} | {preemptions} | {gap} |" in README

@@ -29,9 +29,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Engine]:
 
 @pytest.fixture(scope="session")
 def gateway(engine: server.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Gateway]:
-    """One kvgate in front of the engine, counting prompts by the engine's own tokenizer."""
-    options = ("--prompt-tokens", "backend", "--max-tokens-default", str(server.MAX_TOKENS_DEFAULT))
-    with server.gateway(engine.url, tmp_path_factory.mktemp("kvgate"), *options) as running:
+    """One kvgate in front of the engine, counting prompts by the engine's own tokenizer, and reserving peaks: what it
+    promises then holds without a chance of error (`test_forecast` has its own).
+    """
+    options = ("--reservation", "guaranteed", "--prompt-tokens", "backend")
+    limit = ("--max-tokens-default", str(server.MAX_TOKENS_DEFAULT))
+    with server.gateway(engine.url, tmp_path_factory.mktemp("kvgate"), *options, *limit) as running:
         yield running
 
 

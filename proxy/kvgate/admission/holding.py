@@ -197,5 +197,7 @@ class Holding:
 
 
 async def _tell_all(holders: Iterable[Holder]) -> None:
-    for holder in holders:
-        await holder.tell()
+    """All of them, though the client of one leaves meanwhile: what they hold has changed already."""
+    with anyio.CancelScope(shield=True):
+        for holder in holders:
+            await holder.tell()

@@ -80,22 +80,26 @@ class Lending:
     async def _reprice_changed(self) -> None:
         try:
             while self._changed:
-                await self._reprice(frozenset(self._changed))
+                await self._reprice_all(frozenset(self._changed))
         except Exception:  # the next change tries again; until then a grant at an old price is queued again
             log.exception("those that wait were not priced by what others hold")
 
-    async def _reprice(self, changed: frozenset[int]) -> None:
+    async def _reprice_all(self, changed: frozenset[int]) -> None:
+        """Those of a slice at once: a shared ledger is told of them in one write."""
         self._changed -= changed
-        repriced = 0
-        for request_id, passage in list(self._waiting.items()):
-            if request_id not in self._waiting or not _begins_with(passage, changed):
-                continue
-            lent = self._lent_blocks(passage)
-            if lent != passage.lent_blocks:
-                await self._ledger.reprice(request_id, _costs(passage, lent))
-                repriced += 1
-                if repriced % REPRICED_MAX == 0:
-                    await asyncio.sleep(0)
+        alike = [name for name, passage in self._waiting.items() if _begins_with(passage, changed)]
+        due = [name for name in alike if self._is_due(name)]
+        for start in range(0, len(due), REPRICED_MAX):
+            await asyncio.gather(*map(self._reprice, due[start : start + REPRICED_MAX]))
+
+    def _is_due(self, request_id: str) -> bool:
+        passage = self._waiting.get(request_id)
+        return passage is not None and self._lent_blocks(passage) != passage.lent_blocks
+
+    async def _reprice(self, request_id: str) -> None:
+        if self._is_due(request_id):
+            passage = self._waiting[request_id]
+            await self._ledger.reprice(request_id, _costs(passage, self._lent_blocks(passage)))
 
 
 def _costs(passage: Passage, lent: int) -> Mapping[EngineShape, KVCost]:

@@ -29,6 +29,7 @@ from kvgate.admission.attempt import Again, Attempt, Late, Passage
 from kvgate.admission.contract import Answer, Call, Ended, Header, Reason, Reply
 from kvgate.admission.holding import RELEASE_S_MAX, Holding
 from kvgate.admission.lending import Lending
+from kvgate.admission.oversize import within_reach
 from kvgate.admission.pace import Pace
 from kvgate.admission.pricing import Priced, Pricer, served
 from kvgate.admission.refusing import Refusing
@@ -71,7 +72,7 @@ class Admission:
         self._clock = clock
         self._settings = settings
         self._affinity = PrefixAffinity(engines, on=settings.prefix_affinity)
-        self._sharing = Sharing(on=settings.shares_prefixes)
+        self._sharing = Sharing(on=settings.prefix_sharing)
         self._attempt = Attempt(engines, upstream, telemetry, clock, settings, self._affinity)
         self._pace = Pace()
         self._refusing = Refusing(ledger, self._pace, telemetry, clock)
@@ -252,16 +253,30 @@ class Admission:
         return refusing.timed_out(call.tenant, ahead)
 
     async def _reserve(self, ask: Ask, passage: Passage) -> Ticket | Refusal | RateSpent:
-        """As the ledger's; a refusal for size that rests on an estimate is checked against the exact count."""
+        """As the ledger's; a refusal for size that rests on an estimate is checked against the exact count, and one
+        for what a forecast might grow to is not one.
+        """
         ticket = await self._ledger.reserve(ask)
-        if ticket is not Refusal.NEVER_FITS or passage.priced.count.exact:
-            return ticket
-        exact = await self._pricer.price_exactly(passage.request, passage.priced.count, passage.call.tenant)
-        if isinstance(exact, Answer) or not exact.count.exact:
-            return ticket
-        passage.priced = exact
+        tenant = passage.call.tenant
+        if ticket is Refusal.NEVER_FITS and not passage.priced.count.exact:
+            exact = await self._pricer.price_exactly(passage.request, passage.priced.count, tenant)
+            if isinstance(exact, Answer):
+                return ticket
+            if exact.count.exact:
+                ticket = await self._reserve_at(exact, ask, passage)
+        if ticket is Refusal.NEVER_FITS:
+            priced = passage.priced
+            smaller = within_reach(priced, tenant, self._ledger.view())
+            if smaller is not None:
+                ticket = await self._reserve_at(smaller, ask, passage)
+                if isinstance(ticket, Refusal):
+                    passage.priced = priced  # what the client is told is of the request as it is
+        return ticket
+
+    async def _reserve_at(self, priced: Priced, ask: Ask, passage: Passage) -> Ticket | Refusal | RateSpent:
+        passage.priced = priced
         return await self._ledger.reserve(
-            replace(ask, costs=exact.costs, work=exact.work, tokens=exact.tokens)
+            replace(ask, costs=priced.costs, work=priced.work, tokens=priced.tokens)
         )
 
     def _granted(self, grant: Grant, passage: Passage) -> None:

@@ -4,7 +4,6 @@ the upstream connections, the clock.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from kvgate.clock import Clock
     from kvgate.config.settings import PoolSpec, Settings
 
-log = logging.getLogger(__name__)
 
 NO_POOL = "none"
 """The label of what belongs to no pool."""
@@ -93,11 +91,11 @@ def _line(
         watch=telemetry.forecasts,
         keeping=_keeping(settings, clock),
         beat_s=settings.ledger_heartbeat_s,
+        told_s=settings.ledger_heartbeat_s if settings.ledger_shared else 0.0,
+        waiting=(lambda: ledger.queued) if isinstance(ledger, MemoryLedger) else None,
         prefill_tokens_per_s=settings.prefill_tokens_max,
     )
-    token_ids = engines.token_ids if settings.shares_prefixes else None
-    if settings.prefix_sharing and not settings.shares_prefixes:
-        log.warning("pool %s: prefix_sharing has no effect with a shared ledger", spec.name)
+    token_ids = engines.token_ids if settings.prefix_sharing else None
     admission = Admission(
         engines=engines,
         ledger=ledger,

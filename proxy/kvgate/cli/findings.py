@@ -65,7 +65,7 @@ def warnings_of_backend(backend: BackendReport) -> tuple[str, ...]:
         *backend.warnings,
         *(
             f"{limits.engine_id}: a request of the whole window needs {_full_blocks(limits):,} KV blocks, "
-            f"there are {limits.blocks:,}: such requests are refused"
+            f"there are {limits.blocks:,}: where peaks are reserved such requests are refused"
             for limits in small
         ),
     )

@@ -80,7 +80,7 @@ def setting_options(
         option(
             "--reservation",
             POOL,
-            "What a request reserves: its peak (guaranteed, the default), or what is expected (forecast).",
+            "What a request reserves: what it is expected to hold (forecast, the default), or its peak (guaranteed).",
             "HOW",
         ),
     ] = None,
@@ -115,7 +115,7 @@ def setting_options(
         option(
             "--max-tokens-default",
             QUEUE,
-            "Output limit for requests that set none: reserved, and written into them. Default: 2048; forecasts: none",
+            "Output limit written into requests that set none. Default: none; with --reservation guaranteed 2048",
             "N",
         ),
     ] = None,

@@ -39,7 +39,8 @@ def replay(
         _option(
             "--policy",
             POLICIES,
-            "A policy file, or direct (no admission control), or default. Once for each. Default: the last two",
+            "A policy file, direct (no admission control), default, or guaranteed (peaks). Once for each. "
+            "Default: direct and default",
             "FILE",
         ),
     ] = None,
@@ -117,9 +118,9 @@ def replay(
 
 def _plans(policy: list[str] | None, hardware: Hardware, pool: str | None) -> list[Plan]:
     from kvgate.replay import make_plans  # noqa: PLC0415
-    from kvgate.replay.plan import BUILT_IN  # noqa: PLC0415
+    from kvgate.replay.plan import DEFAULT, DIRECT  # noqa: PLC0415
 
-    chosen = policy or list(BUILT_IN)
+    chosen = policy or [DIRECT, DEFAULT]
     if len(chosen) > POLICIES_MAX:
         raise ConfigError(f"--policy: at most {POLICIES_MAX} side by side; there are {len(chosen)}")
     return make_plans(chosen, hardware, pool)

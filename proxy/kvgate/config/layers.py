@@ -4,8 +4,8 @@ Pure. A later layer replaces a value of an earlier one: built-in defaults, what 
 `defaults`, the tenant's section, its section for the pool, a change at run time. Each value keeps the place it was
 written in to the end, so that it can be said why a number is what it is.
 
-One value depends on another: with forecasts the length of an answer is learned, so that nothing is written into
-requests without a limit unless somebody wrote a default.
+One value depends on another: with forecasts the length of an answer is learned, and nothing is written into requests
+without a limit unless somebody wrote a default. Where peaks are reserved there is one in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvgate.config.patterns import best
-from kvgate_policies.types import TenantPolicy, TenantRules
+from kvgate_policies.types import MAX_TOKENS_DEFAULT, TenantPolicy, TenantRules
 
 BUILT_IN = "default"
 """The origin of a value that nobody wrote."""
@@ -87,8 +87,8 @@ def effective(tenant: str, layers: Iterable[Layer]) -> Effective:
         levels |= dict.fromkeys(layer, level)
     rules = TenantRules(**_named(merged, RULES))
     policy = TenantPolicy(name=tenant, rules=rules, **_named(merged, LIMITS))
-    if policy.reservation == "forecast" and DEFAULT_OUTPUT not in merged:
-        policy = replace(policy, max_tokens_default=None)
+    if policy.reservation == "guaranteed" and DEFAULT_OUTPUT not in merged:
+        policy = replace(policy, max_tokens_default=MAX_TOKENS_DEFAULT)
     origins = {name: merged[name].origin if name in merged else BUILT_IN for name in FIELDS}
     return Effective(policy, origins, levels)
 

@@ -7,7 +7,7 @@
         aliases: [gpt-4o, "gpt-4*"]
         backends: [http://gpu-a:8000, http://gpu-b:8000]
         prompt_tokens: learned           # backend | local:/models/llama-70b
-        reservation: guaranteed          # forecast
+        reservation: forecast            # guaranteed
         risk: 1%                         # of forecasts
         max_num_seqs: 256
         speculative_tokens: 0
@@ -23,7 +23,7 @@
       guarantee: 0%
       limit: 100%                        # or 200k tokens
       queue: {depth: 200, wait: 30s, order: fifo}
-      max_tokens: {default: 2048, cap: 16384}
+      max_tokens: {cap: 16384}           # default: 2048
       on_overload: 429
     tenants:
       chat:
@@ -80,8 +80,8 @@ class Pool(Section):
     prompt_tokens: values.PromptTokens = None
     """Who counts prompt tokens: `learned`, `backend`, or `local:DIR` with the model's tokenizer.json."""
     reservation: values.ReservationKind = None
-    """`guaranteed`: the peak of each request is reserved. `forecast`: what it is expected to hold, by the lengths of
-    answers seen; nothing is written into requests without a limit unless `max_tokens` says so."""
+    """`forecast`: what each request is expected to hold is reserved, by the lengths of answers seen; nothing is written
+    into requests without a limit unless `max_tokens` says so. `guaranteed`: the peak of each, to its end."""
     risk: values.Risk = None
     """Of forecasts: how often an engine may turn out too small for what was started on it."""
     max_num_seqs: values.Count1 = None
@@ -100,8 +100,8 @@ class Pool(Section):
     and others are not much emptier."""
     prefix_sharing: values.Switch = None
     """`on`: of requests that run on one engine and begin alike, one reserves the KV blocks of that beginning, not each.
-    For prompts of token ids; with `prompt_tokens` of `backend` or `local:DIR` for chats and texts, too. With a ledger
-    in memory, and not for vLLM servers with --long-prefill-token-threshold."""
+    For prompts of token ids; with `prompt_tokens` of `backend` or `local:DIR` for chats and texts, too. Of several
+    processes each counts its own. Not for vLLM servers with --long-prefill-token-threshold."""
     priority: values.Switch = None
     """`on`: engines are told to preempt forecast requests before guaranteed ones, whatever priority clients ask for.
     For vLLM servers with --scheduling-policy priority; others take no notice."""
@@ -141,8 +141,8 @@ class MaxTokens(Section):
     """Output tokens of a sequence."""
 
     default: values.CountOrNone = None
-    """Reserved for, and written into, requests that set no limit; `none`, and unless written with forecasts: the rest
-    of the window."""
+    """Written into requests that set no limit; `none`: they may fill the rest of the window. Unless written, 2048 where
+    the reservation is `guaranteed`."""
     cap: values.CountOrNone = None
     """A larger limit is lowered to this; `none`: no cap."""
     rewrite: values.Switch = None

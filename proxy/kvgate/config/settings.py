@@ -156,8 +156,8 @@ class Settings(BaseModel):
     prefix_affinity: bool = True
     """Whether requests that begin alike go to one engine, within bounds; no effect where none caches prefixes."""
     prefix_sharing: bool = False
-    """Whether requests that run on one engine and begin alike reserve the blocks of that beginning once; only with a
-    ledger in memory (`shares_prefixes`)."""
+    """Whether requests of one process that run on one engine and begin alike reserve the blocks of that beginning
+    once."""
     priority: bool = False
     """Whether engines are told that forecast requests are to be preempted before guaranteed ones; for vLLM servers
     with --scheduling-policy priority. Others take no notice."""
@@ -192,13 +192,6 @@ class Settings(BaseModel):
     def ledger_shared(self) -> bool:
         """Whether other processes see the same ledger."""
         return not self.ledger_url.startswith("memory:")
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """`prefix_sharing`, where a ledger hears at once that a reservation grew. A shared one hears it with the next
-        heartbeat: until then it would give away the room that one request takes over from another.
-        """
-        return self.prefix_sharing and not self.ledger_shared
 
     def pool_specs(self) -> tuple[PoolSpec, ...]:
         """The pools in the order of the file; never empty."""

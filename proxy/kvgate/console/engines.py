@@ -66,13 +66,13 @@ def _engine(status: EngineStatus, use: EngineUse | None) -> EngineShown:
 
 
 def _parts(reserved: KVCost) -> tuple[Part, ...]:
-    """Of forecasts, the largest mean, and what is set aside for longer answers, where both together are largest;
-    otherwise the sum of the peaks, which is surely enough.
+    """Of forecasts, the largest mean, and what is set aside for longer answers, where both together are largest, but
+    no more than all peaks; otherwise the sum of the peaks, which is surely enough.
     """
     if reserved.expected is None:
         return (Part("guaranteed", reserved.blocks),)
     expected = reserved.use_blocks
-    taken = math.ceil(blocks_taken(reserved.expected, NOTHING, Z_DEFAULT))
+    taken = min(math.ceil(blocks_taken(reserved.expected, NOTHING, Z_DEFAULT)), reserved.blocks)
     return Part("expected", expected), Part("at_risk", max(taken - expected, 0))
 
 

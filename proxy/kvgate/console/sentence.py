@@ -119,8 +119,9 @@ def _away(pool: PoolShown) -> list[EngineShown]:
 
 
 def _reserved(engines: list[EngineShown]) -> tuple[int, int]:
-    """The blocks that are reserved, and those that may be."""
-    return sum(engine.blocks_reserved for engine in engines), sum(engine.blocks_open for engine in engines)
+    """The blocks that are reserved, and those that may be; forecasts that grew beyond an engine fill it."""
+    reserved = sum(min(engine.blocks_reserved, engine.blocks_open) for engine in engines)
+    return reserved, sum(engine.blocks_open for engine in engines)
 
 
 # Why, and what would help.
@@ -218,6 +219,11 @@ def _more_room(pool: PoolShown, engines: list[EngineShown]) -> str:
     used = [engine.blocks_in_use for engine in engines if engine.blocks_in_use is not None]
     reserved = sum(engine.blocks_reserved for engine in engines)
     if len(used) == len(engines) and sum(used) < IDLE * reserved:
+        if any(part.kind != "guaranteed" for engine in engines for part in engine.parts):
+            return (
+                f"Only {percent(sum(used), reserved)} of that is in use: the rest is for answers that get longer, less "
+                f"of it the better their lengths are known. {_upper(more)}, or lower max_tokens."
+            )
         return (
             f"Only {percent(sum(used), reserved)} of that is in use: answers end long before their max_tokens, so "
             f"lower ones would let more in at once. Or {more}."

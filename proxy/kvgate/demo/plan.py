@@ -58,6 +58,22 @@ class DemoPlan:
         return (self.blocks - 1) // self.blocks_per_session
 
     @property
+    def most_per_engine(self) -> int:
+        """Sessions at once, at the most, of which none will lack a block: some of full size that are about to end,
+        beside some that have begun, no more than fit at full size.
+        """
+        usable, begun = self.blocks - 1, self._blocks_of_one_begun
+        return max(
+            some + (usable - some * begun) // self.blocks_per_session
+            for some in range(self.fits_per_engine + 1)
+        )
+
+    @property
+    def _blocks_of_one_begun(self) -> int:
+        shape = EngineShape(self.block_size, self.max_model_len)
+        return price(shape, [self.prompt_tokens], 1, 1).blocks
+
+    @property
     def offered(self) -> int:
         return self.engines * self.fits_per_engine * self.overload
 

@@ -60,8 +60,9 @@ def _claims(plan: DemoPlan, direct: Report, kvgate: Report, ledger: LedgerWatch)
             f"{kvgate.completed} of {offered}",
         ),
         Claim(
-            f"through kvgate no engine ever has more than the {fits} sessions that fit",
-            len(most) == plan.engines and max(most) <= fits,
+            f"through kvgate no engine ever has more sessions than it can hold to their end ({fits}, or up to "
+            f"{plan.most_per_engine} while some are about to end)",
+            len(most) == plan.engines and max(most) <= plan.most_per_engine,
             f"at most {max(most, default=0)} in an engine, {reserved} reserved",
         ),
         Claim(

@@ -100,8 +100,10 @@ def _kvgate_text(result: Result) -> str:
         failed = "; ".join(f"{claim.text} ({claim.seen})" for claim in result.claims if not claim.holds)
         return f"Not as claimed in this run: {failed}."
     return (
-        f"Through kvgate: a session starts only when its whole KV cache is reserved, {fits} at a time on "
-        f"each engine. The others queue before their first token. None of {kvgate.offered} froze."
+        f"Through kvgate: a session starts only when what it will hold to its end is reserved, {fits} at a time on "
+        f"each engine, or a few more while some are about to end. The others queue before their first token. None of "
+        f"{kvgate.offered} froze. (These sessions say how long they get. Where nobody does, it is forecast, and room "
+        f"is left for chance.)"
     )
 
 

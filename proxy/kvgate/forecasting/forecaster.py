@@ -4,15 +4,16 @@
     with forecaster.running(held, grant, outlook, tenant) as run:
         run.follows(meter) … run.ended(finish, tokens)           from the grant to the end of the attempt
     await forecaster.beat()                                      four times a second, by `serving`
+    await forecaster.look()                                      in between, while requests wait (`pace`)
 
 Promises:
 
-* Every request teaches, of whichever kind: those with a forecast while they run, the others at their end, so that what
-  forecasts would say can be judged before they are used. What the client left or an engine broke off teaches as far as
-  it came. Several sequences teach nothing: only their sum is known.
-* A tenant whose policy is `guaranteed`, or whose lengths just changed, reserves the peak at its grant.
-* A vector is made anew before the request has grown beyond what it covers. At most `VECTORS_MAX` in a beat, those that
-  have waited longest first, and after each `SLICE` others run: a beat takes long, but never stops the streams.
+* Every request teaches, of whichever kind: those with a forecast while they run, the others at their end (`learning`).
+* A tenant whose policy is `guaranteed`, or whose lengths just changed, reserves the peak at its grant; in the second
+  case until its lengths are known again.
+* A vector is made anew before the request has grown beyond what it covers (`pace`). At most `VECTORS_MAX` at a look,
+  those that have waited longest first, and after each `SLICE` others run: a look takes long, but never stops the
+  streams.
 * Pricing and ending wait for nothing, and fail for nothing.
 """
 
@@ -27,15 +28,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvgate.forecasting.keeping import Keeping, Nowhere
+from kvgate.forecasting.learning import Learning
+from kvgate.forecasting.pace import Pace
 from kvgate.forecasting.rates import TOKENS_PER_S_UNKNOWN, Rates
 from kvgate.forecasting.revoking import Revoking
 from kvgate.forecasting.running import TOLD_AFTER_S, TOLD_SHARE, Held, Running
 from kvgate.forecasting.watching import ForecastWatch, NoForecastWatch
-from kvgate.sse import Finish
 from kvgate_policies.forecast import POOL, Lengths
-from kvgate_policies.forecast_occupancy import LAG_TOKENS
-from kvgate_policies.forecast_request import expected_output, longer_than_said, request_occupancy
-from kvgate_policies.kv_cost import output_tokens
+from kvgate_policies.forecast_request import expected_output, request_occupancy
 
 if TYPE_CHECKING:
     from kvgate.clock import Clock
@@ -46,17 +46,15 @@ if TYPE_CHECKING:
     from kvgate_policies.types import EngineShape, KVCost, TenantPolicy
 
 BEAT_S = 0.25
-"""Between two beats: eight steps of a busy engine, within what a vector covers (`LAG_TOKENS`)."""
+"""Between two beats: what is learned, and what is told to others, is not more urgent."""
+BEAT_EARLY = 0.1
+"""Of that time, by which a beat may come early, at the look that is next to it."""
 VECTORS_MAX = 2000
-"""Vectors made anew in one beat, about 30 ms of it: with more that run, each waits for its turn."""
+"""Vectors made anew at one look, about 60 ms of it: with more that run, each waits for its turn."""
 SLICE = 64
 """Requests looked at before others run: about a millisecond."""
 PREFILL_TOKENS_PER_S = 8192
 """Where nobody says how fast prompts are read."""
-EVENT_WEIGHT = 0.05
-"""Of the newest stream in the mean tokens of an event: the mean of the last few dozen."""
-EVENT_TOKENS_MAX = 64.0
-"""Of one event; what is above it is a usage that is wrong."""
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +71,11 @@ class Forecaster:
         watch: ForecastWatch | None = None,
         keeping: Keeping | None = None,
         beat_s: float = BEAT_S,
+        told_s: float = 0.0,
+        waiting: Callable[[], int] | None = None,
         prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S,
     ) -> None:
+        """`told_s` and `waiting` as in `Pace`."""
         self.lengths = Lengths()
         self.on_change: Callable[[frozenset[str]], Awaitable[None]] | None = None
         """Called with the tenants (`POOL`: all) that turned guarded, or are no more: who waits has another price."""
@@ -83,7 +84,9 @@ class Forecaster:
         self._rates = rates or Rates()
         self._watch = watch or NoForecastWatch()
         self._keeping = keeping or Nowhere()
+        self._pace = Pace(self._rates, pause_s_max=beat_s, told_s=told_s, waiting=waiting)
         self._beat_s = beat_s
+        self._beaten_s = self._looked_s = clock.monotonic()
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._running: OrderedDict[str, Running] = OrderedDict()
         """Those with a forecast; the one whose vector is newest at the end."""
@@ -91,7 +94,9 @@ class Forecaster:
         self._guarded: frozenset[str] = frozenset()
         self._changes = 0
         """Changes of all curves that make every vector wrong."""
-        self._tokens_per_event = 1.0
+        self._learning = Learning(self.lengths, self._watch)
+        self._streamed: dict[str, tuple[int, float]] = {}
+        """By engine: tokens that streams brought since the last beat, and in how many seconds of running."""
 
     # Prices
 
@@ -99,7 +104,9 @@ class Forecaster:
         """What a request costs when it starts, `peak` being its guaranteed cost there."""
         if tenant.reservation == "guaranteed" or self.lengths.guarded(tenant.name):
             return peak
-        return replace(peak, expected=request_occupancy(self.lengths.curve(tenant.name), outlook, shape))
+        curve = self.lengths.curve(tenant.name)
+        expected = request_occupancy(curve, outlook, shape, lag_tokens=self._pace.lag_at_start)
+        return replace(peak, expected=expected)
 
     def expected_output(self, tenant: TenantPolicy, outlook: Outlook) -> int | None:
         """Output tokens of all its sequences; None where as many as may come are charged."""
@@ -134,88 +141,71 @@ class Forecaster:
     def is_over(self, run: Running) -> None:
         """For `Running`: let its length be known, as far as it is."""
         self._running.pop(run.request_id, None)
-        self._learn_events(run)
-        outlook = run.outlook
-        if outlook is None or not outlook.telling or run.revoked:
-            return
-        length = self._length(run)
-        self._tell(run, length or run.told)
-        if length and run.finish is not None:
-            self._judge(run, outlook, length)
-        if length > outlook.sure and run.finish is Finish.STOP and run.cohort is not None:
-            self.lengths.end(run.tenant.name, run.cohort, length)
+        self._learning.ended(run)
 
     def corrected(self, run: Running, cost: KVCost) -> KVCost:
         """For `Running`: what it costs with the prompt that it really has."""
         if run.outlook is None:
             return cost
         curve = self.lengths.curve(run.tenant.name)
-        return replace(cost, expected=_vector(curve, run, run.outlook))
-
-    def _length(self, run: Running) -> int:
-        """Tokens of its one sequence, by the engine's word or else as they were counted; 0 where nothing says it."""
-        if run.meter is None:
-            return run.length or 0
-        if run.length is not None and run.meter.completion_tokens:
-            return run.length
-        return run.seen() if run.finish is None else round(run.seen() * self._tokens_per_event)
-
-    def _learn_events(self, run: Running) -> None:
-        meter = run.meter
-        if meter is None or run.finish is None or not meter.completion_tokens or not meter.tokens_seen:
-            return
-        found = min(max(meter.completion_tokens / meter.tokens_seen, 1.0), EVENT_TOKENS_MAX)
-        self._tokens_per_event += EVENT_WEIGHT * (found - self._tokens_per_event)
-
-    def _tell(self, run: Running, length: int) -> None:
-        """Of tokens that could have been the last. What never got one is not even counted as begun."""
-        outlook, tenant = run.outlook, run.tenant.name
-        if outlook is None or not outlook.telling or length <= run.told:
-            return
-        if run.cohort is None:
-            run.cohort = self.lengths.start(tenant)
-        self.lengths.reach(tenant, run.cohort, max(run.told, outlook.sure), length)
-        run.told = length
-
-    def _judge(self, run: Running, outlook: Outlook, length: int) -> None:
-        limit = output_tokens(run.shape, outlook.prompts[0], outlook.max_tokens)
-        came_to = limit if run.finish is Finish.LIMIT else min(length, limit)
-        for quantile, exceeded in longer_than_said(run.curve, came_to, limit=limit, sure=outlook.sure):
-            self._watch.calibrated(quantile, exceeded=exceeded)
+        return replace(cost, expected=_vector(curve, run, run.outlook, self._pace.lag_at_start))
 
     # Beats
 
     async def beat(self) -> None:
         """Learn from those that run, let the ledger know what they will hold, and look for changes."""
+        self._beaten_s = self._clock.monotonic()
+        self._rates.look(self._beaten_s)
+        await self.look()
+        streamed, self._streamed = self._streamed, {}
+        for engine_id, (tokens, running_s) in streamed.items():
+            self._rates.streamed(engine_id, tokens, running_s)
+        await self._review()
+        self._revoking.look(self._running.values(), self._beaten_s)
+
+    async def look(self) -> None:
+        """Let the ledger know what those that run will hold."""
         now_s = self._clock.monotonic()
-        self._rates.look(now_s)
-        anew = await self._refresh(now_s)
+        span_s, self._looked_s = now_s - self._looked_s, now_s
+        self._pace.plan(len(self._running), span_s, self._learning.tokens_per_event)
+        anew = await self._refresh(now_s, span_s)
         for start in range(0, len(anew), SLICE):
             await self._renew(anew[start : start + SLICE])
-        await self._review()
-        self._revoking.look(self._running.values(), now_s)
 
-    async def _refresh(self, now_s: float) -> list[Running]:
-        """Look at all. Learn from those whose vectors are due, and make these anew; whose they are."""
+    @property
+    def pause_s(self) -> float:
+        """Until the next look."""
+        return self._pace.pause_s
+
+    @property
+    def beats_next(self) -> bool:
+        """Whether a beat is due by then."""
+        return self._clock.monotonic() + self.pause_s - self._beaten_s >= (1.0 - BEAT_EARLY) * self._beat_s
+
+    async def _refresh(self, now_s: float, span_s: float) -> list[Running]:
+        """Look at all, as they were left `span_s` ago. Learn from those whose vectors are due, and make these anew;
+        whose they are.
+        """
         anew: list[Running] = []
-        streamed: dict[str, tuple[int, int]] = {}
         for index, request_id in enumerate(list(self._running), start=1):
             run = self._running.get(request_id)
             if run is not None and not run.held.released:
                 tokens_per_s = self._rates.tokens_per_s(run.engine_id) or TOKENS_PER_S_UNKNOWN
-                grown = run.advance(now_s, self._tokens_per_event, tokens_per_s)
-                if run.meter is not None and grown:
-                    tokens, streams = streamed.get(run.engine_id, (0, 0))
-                    streamed[run.engine_id] = (tokens + grown, streams + 1)
+                grown = run.advance(now_s, self._learning.tokens_per_event, tokens_per_s)
+                self._note_pace(run, grown, span_s)
                 if self._is_due(run, grown) and len(anew) < VECTORS_MAX:
-                    self._tell(run, _surely(run, tokens_per_s))
-                    self._expect(run)
-                    anew.append(run)
+                    self._learning.tell(run, _surely(run, tokens_per_s))
+                    if self._expect(run, self._pace.lag_tokens(run, grown)):
+                        anew.append(run)
             if index % SLICE == 0:
                 await asyncio.sleep(0)
-        for engine_id, (tokens, streams) in streamed.items():
-            self._rates.streamed(engine_id, tokens, streams * self._beat_s)
         return anew
+
+    def _note_pace(self, run: Running, grown: int, span_s: float) -> None:
+        """Of a stream that had begun by the last look: what came before may have taken any time."""
+        if run.meter is not None and run.reached > grown:
+            tokens, running_s = self._streamed.get(run.engine_id, (0, 0.0))
+            self._streamed[run.engine_id] = (tokens + grown, running_s + span_s)
 
     async def _renew(self, anew: list[Running]) -> None:
         """What they cost at this moment: while others ran some may have ended, or shown their first token."""
@@ -225,17 +215,19 @@ class Forecaster:
             await asyncio.sleep(0)
 
     def _is_due(self, run: Running, grown: int) -> bool:
-        """Whether it might outgrow its vector before the next beat, or all are wrong."""
-        if run.reshaped != self._changes:
-            return True
-        return run.reached > run.vector_at and run.reached + grown > run.vector_at + LAG_TOKENS
+        """Whether it might outgrow its vector before the next look, or all are wrong."""
+        return run.reshaped != self._changes or self._pace.is_due(run, grown)
 
-    def _expect(self, run: Running) -> None:
+    def _expect(self, run: Running, lag_tokens: int) -> bool:
+        """Make its vector anew. False: it was granted its peak, and keeps it as long as its tenant is guarded."""
         assert run.outlook is not None  # noqa: S101  such are not among those that run
-        curve = self.lengths.curve(run.tenant.name)
-        run.held.expect(_vector(curve, run, run.outlook))
-        run.vector_at, run.reshaped = run.reached, self._changes
+        keeps = run.held.cost.expected is None and self.lengths.guarded(run.tenant.name)
+        if not keeps:
+            curve = self.lengths.curve(run.tenant.name)
+            run.held.expect(_vector(curve, run, run.outlook, lag_tokens))
+        run.vector_at, run.covered, run.reshaped = run.reached, run.reached + lag_tokens, self._changes
         self._running.move_to_end(run.request_id)
+        return not keeps
 
     async def _review(self) -> None:
         longer = self.lengths.review()
@@ -272,9 +264,10 @@ class Forecaster:
 
     async def _beats(self) -> None:
         while True:
-            await asyncio.sleep(self._beat_s)
+            beats = self.beats_next
+            await asyncio.sleep(self.pause_s)
             try:
-                await self.beat()
+                await (self.beat() if beats else self.look())
             except Exception:  # a beat that fails must not be the last one
                 log.exception("looking at those that run failed")
 
@@ -282,13 +275,14 @@ class Forecaster:
 def _surely(run: Running, tokens_per_s: float) -> int:
     """Tokens that may be learned from while it runs."""
     if run.meter is not None:
-        return run.seen()
+        return run.settled
     return int(TOLD_SHARE * (run.reached - TOLD_AFTER_S * tokens_per_s))
 
 
-def _vector(curve: Survival, run: Running, outlook: Outlook) -> Occupancy:
+def _vector(curve: Survival, run: Running, outlook: Outlook, lag_tokens: int) -> Occupancy:
     """What it will hold from now on, less what others hold too: that does not end with it."""
-    return request_occupancy(curve, outlook, run.shape, run.reached, apart=run.held.blocks_apart)
+    apart = run.held.blocks_apart
+    return request_occupancy(curve, outlook, run.shape, run.reached, apart, lag_tokens)
 
 
 def _whose(name: str) -> str:

@@ -15,7 +15,7 @@ from kvgate_policies.forecast import TENANTS_MAX, Lengths
 from kvgate_policies.forecast_lengths import LengthHistogram
 
 TEXT_BYTES_MAX = 1_000_000
-"""Of all statements of one process: 256 tenants with 72 numbers each are 150 KB."""
+"""Of all statements of one process: 256 tenants with 138 numbers each are 300 KB at the most."""
 ERAS_MAX = 1_000_000
 """Changes of a tenant's lengths: nobody sees so many."""
 DECIMALS = 3

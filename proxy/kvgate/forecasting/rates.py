@@ -63,6 +63,12 @@ class Rates:
             return reading.per_s
         return self._streams.get(engine_id)
 
+    def fastest_per_s(self, engine_id: str | None = None) -> float | None:
+        """As `tokens_per_s`, but the largest that is known, of any engine for None: for what must not be too little."""
+        ids = {*self._readings, *self._streams} if engine_id is None else (engine_id,)
+        known = [self.tokens_per_s(each) for each in ids] + [self._streams.get(each) for each in ids]
+        return max((rate for rate in known if rate is not None), default=None)
+
     def look(self, now_s: float) -> None:
         """Read what the engines said last, if that may be something new."""
         if now_s - self._looked_s < LOOK_EVERY_S:

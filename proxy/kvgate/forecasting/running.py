@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import anyio
 
 from kvgate.sse import Finish
+from kvgate_policies.forecast_occupancy import LAG_TOKENS
 from kvgate_policies.forecast_revocation import REVOCATIONS_MAX
 from kvgate_policies.forecast_survival import Survival
 from kvgate_policies.types import KVCost, PriorityClass, TenantPolicy
@@ -30,6 +31,11 @@ TOLD_SHARE = 0.5
 
 TOLD_AFTER_S = 2.0
 """Of that time nothing is learned from: it may have waited in the engine, or be on its way back already."""
+
+
+SETTLED_S = 0.25
+"""After which a token that ended its answer would be known to have: by then the end of the stream has come, too. An end
+that is heard of later than the tokens which other answers survived makes all of them look longer than they are."""
 
 
 class Meter(Protocol):
@@ -76,6 +82,7 @@ class Running:
 
     __slots__ = (
         "cohort",
+        "covered",
         "curve",
         "engine_id",
         "finish",
@@ -89,6 +96,8 @@ class Running:
         "reshaped",
         "revoked",
         "scope",
+        "settled",
+        "settling",
         "shape",
         "shown",
         "since_s",
@@ -124,12 +133,18 @@ class Running:
         """None until its lengths were told of."""
         self.since_s = since_s
         self.meter: Meter | None = None
+        self.settled = 0
+        """Tokens of a stream's sequence that were seen `SETTLED_S` ago or earlier: none of them was its last."""
+        self.settling = (0, float("-inf"))
+        """Those that will have settled next, and since when they are seen."""
         self.told = 0
         """Tokens of a sequence that were learned from."""
         self.reached = 0
         """Tokens of a sequence that it has probably come to."""
         self.vector_at = 0
         """`reached`, when its vector was made."""
+        self.covered = LAG_TOKENS
+        """Tokens of a sequence up to which its vector covers it."""
         self.reshaped = 0
         """The keeper's number of changes of all curves, when its vector was made."""
         self.shown = False
@@ -202,9 +217,15 @@ class Running:
         else:
             probably = max(meter.completion_tokens or 0, meter.tokens_seen * tokens_per_event)
             tokens = probably / outlook.sequences
+            self._settle(now_s)
         before = self.reached
         self.reached = max(before, min(int(tokens), outlook.max_tokens - 1))
         return self.reached - before
+
+    def _settle(self, now_s: float) -> None:
+        seen, since_s = self.settling
+        if now_s - since_s >= SETTLED_S:
+            self.settled, self.settling = seen, (self.seen(), now_s)
 
 
 def _scope(tenant: TenantPolicy, priority: PriorityClass, revocations: int) -> anyio.CancelScope | None:

@@ -45,6 +45,10 @@ END_S_MAX = 1.0
 PROCESSES_MAX = 256
 """Whose statements are read: more don't share a pool."""
 GONE = b"gone"
+FORM = "lengths2"
+"""In the names of the keys, with the number of what a statement looks like: processes of versions that write another
+form share among themselves, in the same Redis, and neither misreads nor removes what the others say.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class Shared:
         self._connection = Connection(url)
         self._calls: Any = self._connection.calls
         tag = keys_of(pool)[0].rpartition(":")[0]
-        self._stated_key, self._signs_key = f"{tag}:lengths", f"{tag}:lengths_signs"
+        self._stated_key, self._signs_key = f"{tag}:{FORM}", f"{tag}:{FORM}_signs"
         self._clock = clock
         self._every_s = every_s
         self._others: dict[bytes, _Other] = {}

@@ -26,7 +26,7 @@ One ledger per pool. It is the only place where that is decided, and check and r
   refused spends nothing.
 * A reservation is *guaranteed* (its peak, to the end) or *forecast* (`KVCost.expected`); both share an engine. At a
   grant, at every point of the grid, the sum of means and `z` standard deviations is within what is open of the
-  engine (`EngineLimits.blocks_open`), `z` being the newcomer's. Where all are guaranteed, the sum of peaks is.
+  engine (`EngineLimits.blocks_open`), `z` being the newcomer's; or the sum of peaks is, more than which can't be held.
   What changes later, costs that grow or a capacity that falls, only blocks grants.
 * An engine with nothing reserved takes any request whose peak its whole capacity covers (prefill bound aside).
 """
@@ -182,7 +182,8 @@ class Ledger(Protocol):
     async def renew(self, request_id: str, cost: KVCost) -> None:
         """Replace the cost of a held reservation (absolute, idempotent): prefill done, a corrected prompt count.
 
-        A larger cost is never refused: it may overdraw the engine, which only blocks grants until it drains.
+        A larger cost is never refused: it may overdraw the engine, which only blocks grants until it drains. From
+        when this returns, all that share the ledger decide by it.
         """
         ...
 

@@ -88,6 +88,10 @@ class LedgerCore:
         """The grant loop stopped at the bounds of one call; `go_on` continues it."""
         return self._loop.unfinished
 
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
     def take_decisions(self) -> list[Decision]:
         """What was decided since the last call, in the order of the decisions."""
         decisions, self._outbox = self._outbox, []

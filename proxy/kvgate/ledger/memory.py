@@ -161,6 +161,11 @@ class MemoryLedger:
         return "memory"
 
     @property
+    def queued(self) -> int:
+        """Requests that wait; `view` says much more, and takes longer."""
+        return self._core.queued
+
+    @property
     def lease_sure(self) -> bool:
         """Nobody else could have it."""
         return True

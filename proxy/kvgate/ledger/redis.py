@@ -7,8 +7,10 @@ puts right whatever a call left behind, and finds out when Redis is away; then t
 
 What it promises beside the contract of `base.Ledger`:
 
-* An admitted request costs two calls, `reserve` and `release`; everything else rides the heartbeat, forecasts too,
-  except that a prefill part of more than a quarter of the engine's bound is given back by a call of its own.
+* An admitted request costs two calls, `reserve` and `release`; everything else rides the heartbeat, forecasts too. By
+  calls of their own go a prefill part of more than a quarter of the engine's bound that is given back, and a cost that
+  grew by `renew`: when that returns no process decides without it. `renew_many` is for vectors, which cover what
+  they grow by until the next beat.
 * `reserve` returns within two timeouts of a call whatever Redis does. While Redis is away it queues here.
 * Cancelling a caller at any await leaves nothing behind: the change was made here before the first await, what
   Redis may still have is withdrawn in the background, and what even that misses goes with the next beat.
@@ -51,6 +53,7 @@ from kvgate.ledger.table import Entry, Table
 from kvgate.ledger.tenants import check_rules
 from kvgate.ledger.wakeups import Wakeups
 from kvgate.ledger.watch import LedgerWatch, NoWatch
+from kvgate.ledger.wire import least_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Mapping
@@ -248,11 +251,15 @@ class RedisLedger:
             return
         entry.grant = replace(entry.grant, cost=cost)
         self._alone.renew([entry])
-        if self.up and entry.counted is not None and self._is_worth_a_call(entry.grant, entry.counted):
+        if entry.counted is None or not self._is_worth_a_call(entry.grant, entry.counted):
+            return
+        if self.up:
             before, entry.counted = entry.counted, cost
             entry.give_back(cost)
             used = before.use_blocks - cost.use_blocks
             await self._give_back(entry.grant, before - cost, used, reservations=0)
+        elif not self._alone.on:
+            self._keeper.hurry()  # a beat that is under way may not have it
 
     async def renew_many(self, costs: Mapping[str, KVCost]) -> None:
         """Only noted down: the next heartbeat tells Redis the sums of all."""
@@ -468,6 +475,11 @@ class RedisLedger:
             self._in_background(self._tell_end(entry))
 
     def _is_worth_a_call(self, grant: Grant, counted: KVCost) -> bool:
+        """Whether others may not do without knowing: there is more in some part, or at some point of the grid; or a
+        large part of the engine's prefill bound is free.
+        """
+        if least_of(grant.cost, counted) != grant.cost:
+            return True
         limits = self._table.limits.get(grant.engine_id)
         freed = counted.prefill_tokens - grant.cost.prefill_tokens
         return limits is not None and freed > limits.prefill_tokens * PREFILL_SHARE

@@ -13,7 +13,8 @@ What a process owes:
   or not at all do no harm: the next beat puts the sums right. Calls should leave in the order they were made. Only
   what a lost release would have corrected of its tenant's charges is lost with it.
 * A release gives back the cost that the server counts for the request: that of the grant, of the last beat or of the
-  last release of a part. What changed since is told by the next beat only, so that forecasts cost no calls.
+  last release of a part. What changed since is told by the next beat, so that forecasts cost no calls; or at once, by
+  the release of a part, which is negative where the cost grew.
 * It counts only what the server knows: a reservation that was made without the server (while it was away) must
   be in a beat before it is released here.
 * Grants and late refusals come over the stream `stream_key` only, also those decided within the `reserve`

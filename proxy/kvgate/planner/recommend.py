@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 SEQUENCES_LEAST = 256
 """Sequence slots: kvgate's default. Shorter sessions take fewer blocks, so more of them fit than of the longest."""
-OUTPUT_TOKENS_DEFAULT = 2048
-"""What kvgate writes into requests without a limit, and at most a quarter of the window."""
 BACKEND = "http://127.0.0.1:8000"
 DRAFT_MODEL = "DRAFT_MODEL"
 """Which model drafts is not asked; a word to put it in the place of, as MODEL is."""
@@ -74,7 +72,6 @@ def _parallel(plan: Plan) -> dict[str, object]:
 
 def policy_file(plan: Plan, question: Question) -> str:
     """A policy for `kvgate serve --policy`, valid for `kvgate policy check`."""
-    output = min(OUTPUT_TOKENS_DEFAULT, max(plan.setup.max_model_len // 4, 1))
     backend = (question.backend or BACKEND).rstrip("/").removesuffix("/v1")
     lines = [
         "version: 1",
@@ -85,5 +82,5 @@ def policy_file(plan: Plan, question: Question) -> str:
     ]
     if plan.setup.draft_tokens:
         lines.append(f"    speculative_tokens: {plan.setup.draft_tokens}")
-    lines += ["defaults:", "  queue: {depth: 200, wait: 30s}", f"  max_tokens: {{default: {output}}}"]
+    lines += ["defaults:", "  queue: {depth: 200, wait: 30s}"]
     return "\n".join(lines) + "\n"

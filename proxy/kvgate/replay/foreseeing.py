@@ -1,7 +1,8 @@
 """Forecasts in virtual time: the `Forecaster` that serves over HTTP, with a clock that jumps and engines that count.
 
-It is told of each request from its grant to its end, as the line tells it, and beats four times a second. Its beats are
-coroutines that wait for nothing here, so they are run to their end on the spot; no event loop is needed.
+It is told of each request from its grant to its end, as the line tells it, and looks at those that run as often as it
+does over HTTP before a ledger in memory. What it does then are coroutines that wait for nothing here, so they are run
+to their end on the spot; no event loop is needed.
 
 Sending requests back to the queue (`revocable`) is left out, and nothing is known at the beginning, as after the very
 first start of a pool.
@@ -9,11 +10,12 @@ first start of a pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from kvgate.forecasting import Forecaster
+from kvgate.forecasting.rates import Rates
 from kvgate.sse import Finish
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ class _Ledger:
         return self._core.view(self._now_s())
 
 
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """One whose streams are all there is to see of its pace."""
+
+    id: str
+    gauges: None = None
+
+
 class _Clock:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.monotonic = now_s
@@ -89,13 +99,21 @@ class Foreseeing:
         now_s: Callable[[], float],
         lengths_changed: Callable[[frozenset[str]], None],
         prefill_tokens_per_s: float,
+        engine_ids: Iterable[str],
     ) -> None:
         """`lengths_changed` is told whose answers got longer than forecast, or are known again."""
         self._lengths_changed = lengths_changed
+        engines = [_Engine(engine_id) for engine_id in engine_ids]
         # Of the protocols only what is in the classes above is used by a forecaster.
         self._forecaster = Forecaster(
-            cast("Ledger", _Ledger(core, now_s)), _Clock(now_s), prefill_tokens_per_s=prefill_tokens_per_s
+            cast("Ledger", _Ledger(core, now_s)),
+            _Clock(now_s),
+            rates=Rates(lambda: engines),
+            beat_s=BEAT_S,
+            waiting=lambda: core.queued,
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
+        self._beats_next = True
         self._forecaster.on_change = self._changed
 
     def price(self, priced: Priced, tenant: TenantPolicy) -> Priced:
@@ -130,8 +148,12 @@ class Foreseeing:
                 run.meter.completion_tokens = tokens
         run.__exit__(None, None, None)
 
-    def beat(self) -> None:
-        _run_to_its_end(self._forecaster.beat())
+    def look(self) -> float:
+        """What they hold is something else by now; the seconds until the next look."""
+        forecaster = self._forecaster
+        _run_to_its_end(forecaster.beat() if self._beats_next else forecaster.look())
+        self._beats_next = forecaster.beats_next
+        return forecaster.pause_s
 
     async def _changed(self, tenants: frozenset[str]) -> None:
         self._lengths_changed(tenants)

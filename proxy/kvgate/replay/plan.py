@@ -17,11 +17,12 @@ from kvgate.errors import ConfigError
 from kvgate.replay.engine_base import EngineSizes, accepts_sizes
 from kvgate.replay.exact import make_model
 from kvgate.sim.profiles import find_profile
-from kvgate_policies.types import EngineLimits, EngineShape, TenantPolicy
+from kvgate_policies.types import EngineLimits, EngineShape, Mode, TenantPolicy
 
-DIRECT, DEFAULT = "direct", "default"
-"""Policies without a file: no admission control at all, and kvgate as it is without a policy file."""
-BUILT_IN = (DIRECT, DEFAULT)
+DIRECT, DEFAULT, GUARANTEED = "direct", "default", "guaranteed"
+"""Policies without a file: no admission control at all, kvgate as it is without a policy file, and the same with the
+peaks of requests reserved."""
+BUILT_IN = (DIRECT, DEFAULT, GUARANTEED)
 ENGINES_MAX = 256
 """A pool of more is no pool any more."""
 BLOCKS_MAX, BLOCK_SIZE_MAX = 4_000_000, 65_536
@@ -151,12 +152,11 @@ def _named_apart(plans: list[Plan]) -> list[Plan]:
 
 
 def _settings(policy: str, pool: str | None) -> Settings:
-    if policy in BUILT_IN:
-        if policy == DIRECT:
-            return Settings(
-                backends=("http://engine",), tenant=TenantPolicy(mode="off"), reservation="guaranteed"
-            )
+    if policy == DEFAULT:
         return Settings(backends=("http://engine",))
+    if policy in BUILT_IN:  # that of direct is not looked at, and spares forecasts
+        mode: Mode = "off" if policy == DIRECT else "enforce"
+        return Settings(backends=("http://engine",), tenant=TenantPolicy(mode=mode), reservation="guaranteed")
     settings = load_elsewhere(Path(policy))
     specs = {spec.name: spec for spec in settings.pool_specs()}
     if pool is None and len(specs) > 1:

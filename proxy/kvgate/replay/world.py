@@ -19,6 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from kvgate.admission.contract import Answer, Call
+from kvgate.admission.oversize import within_reach
 from kvgate.admission.pricing import Priced, served
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.core import LedgerCore
@@ -79,12 +80,13 @@ class World:
         return self._agenda.now_s
 
     def _make_foreseeing(self) -> Foreseeing | None:
-        """None where no tenant has forecasts: then nobody need count tokens four times a second."""
+        """None where no tenant has forecasts: then nobody need count tokens while they come."""
         policies = [self._book.policy(name, self._plan.pool) for name in self._book.names]
         if all(policy.reservation == "guaranteed" for policy in policies):
             return None
         prefill = self._settings.prefill_tokens_max
-        return Foreseeing(self._ledger, lambda: self.now_s, self._lengths_changed, prefill)
+        engine_ids = [limits.engine_id for limits in self._plan.limits()]
+        return Foreseeing(self._ledger, lambda: self.now_s, self._lengths_changed, prefill, engine_ids)
 
     def run(self, offered: Iterable[Offered], progress: Progress = lambda _: None) -> Record:
         """Replay requests that come in the order of their arrival. Raises ValueError where they don't."""
@@ -93,7 +95,7 @@ class World:
             self._ledger.observe(limits)
         self._at(Fairness.WINDOW_S, self._look_at_fairness)
         if self._foreseeing is not None:
-            self._at(BEAT_S, self._beat)
+            self._at(BEAT_S, self._look)
             self._at(self._settings.probe_interval_s, self._scrape)
         for number, one in enumerate(offered):
             if one.arrived_s < self.now_s - 1e-9:
@@ -173,15 +175,24 @@ class World:
             self._at(offered.arrived_s + offered.patience_s, self._lose_patience, job)
 
     def _ask(self, ask: Ask, job: Job) -> int | Refusal | RateSpent:
-        """As the line does it: a refusal for size that rests on an estimate is checked against the exact count."""
+        """As the line does it: a refusal for size that rests on an estimate is checked against the exact count, and one
+        for what a forecast might grow to is not one.
+        """
         answer = self._ledger.reserve(ask, self.now_s)
-        if answer is not Refusal.NEVER_FITS or job.offered.exact:
-            return answer
-        exact = self._price(job.offered, job.call.tenant, exactly=True)
-        if isinstance(exact, Answer):
-            return answer
-        job.priced = exact
-        return self._ledger.reserve(self._pricer.ask(ask.request_id, job.call, exact), self.now_s)
+        if answer is Refusal.NEVER_FITS and not job.offered.exact:
+            exact = self._price(job.offered, job.call.tenant, exactly=True)
+            if isinstance(exact, Answer):
+                return answer
+            answer = self._ask_at(exact, ask, job)
+        if answer is Refusal.NEVER_FITS:
+            smaller = within_reach(job.priced, job.call.tenant, self._ledger.view(self.now_s))
+            if smaller is not None:
+                answer = self._ask_at(smaller, ask, job)
+        return answer
+
+    def _ask_at(self, priced: Priced, ask: Ask, job: Job) -> int | Refusal | RateSpent:
+        job.priced = priced
+        return self._ledger.reserve(self._pricer.ask(ask.request_id, job.call, priced), self.now_s)
 
     # What the ledger decides
 
@@ -320,12 +331,12 @@ class World:
 
     # Forecasts
 
-    def _beat(self) -> None:
+    def _look(self) -> None:
         """What runs holds something else by now."""
         if self._foreseeing is not None:
-            self._foreseeing.beat()
+            pause_s = self._foreseeing.look()
             self._apply()
-            self._at(self.now_s + BEAT_S, self._beat)
+            self._at(self.now_s + pause_s, self._look)
 
     def _scrape(self) -> None:
         self._brake.look(self._pool.seen(), self.now_s)

@@ -350,7 +350,7 @@ AT_RISK_BLOCKS = _gauge(
     "ledger_at_risk_blocks",
     ("engine",),
     "KV blocks that are taken for a newcomer: what reservations should hold at their most, and what chance may add, at "
-    "a risk of 1 %.",
+    "a risk of 1 %; never more than their peaks.",
     "At ledger_capacity_blocks: the engine is full, and others wait. Above: forecasts grew; nothing starts until it "
     "falls.",
 )
@@ -402,7 +402,8 @@ BLOCKS_IN_USE = _gauge(
 DRIFT_BLOCKS = _gauge(
     "ledger_drift_blocks",
     ("engine",),
-    "Blocks in use by the engine's gauge − blocks reserved. Below 0 as a rule: a reservation is the peak.",
+    "Blocks in use by the engine's gauge − blocks reserved. Below 0 as a rule: a reservation is the most that is "
+    "expected to be held, or the peak.",
     "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
     Across.LARGEST,
 )
@@ -472,7 +473,8 @@ ENGINE_PREEMPTIONS = _counter(
     "engine_preemptions_total",
     ("engine",),
     "Preemptions the engine counted since it started.",
-    "Any increase: something runs on the engine that the ledger does not know, or costs are too low.",
+    "A few in a thousand grants are what forecasts cost. More, or any where all is guaranteed: something runs on the "
+    "engine that the ledger does not know, or costs are too low.",
     Across.LARGEST,
 )
 ENGINE_TRUST = _gauge(

@@ -189,7 +189,9 @@ def _modes(view: LedgerView) -> Iterable[str]:
 
 def _at_risk(use: EngineUse) -> float:
     blocks = use.limits.blocks
-    return load(use.reserved.occupancy, blocks, Z_DEFAULT) * blocks if blocks > 0 else 0.0
+    if blocks <= 0:
+        return 0.0
+    return min(load(use.reserved.occupancy, blocks, Z_DEFAULT) * blocks, use.reserved.blocks)
 
 
 def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:

@@ -70,7 +70,8 @@ async def test_who_waits_and_why_and_what_would_help(overloaded: House, browser:
         await expect(refused).to_contain_text("as many of your requests wait for it as may: 12")
         bar = page.locator(".engine .bar").first
         await expect(bar).to_have_attribute(
-            "aria-label", re.compile(r"KV cache: \d+ % reserved, \d+ % in use")
+            "aria-label",
+            re.compile(r"KV cache: \d+ % expected, \d+ % set aside for longer answers, \d+ % in use"),
         )
 
 

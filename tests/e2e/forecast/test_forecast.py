@@ -15,7 +15,7 @@ from kvgate.sim import SimServer
 from support.gateway import chat, gateway
 from support.redis_server import RedisServer, binary
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
 FORECAST = ("--reservation", "forecast")
 SEQS = "kvgate_ledger_reserved_seqs"

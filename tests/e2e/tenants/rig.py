@@ -70,7 +70,8 @@ class TenantFleet(Fleet):
         policy = {
             "version": 1,
             "pools": {POOL: {"backends": self.engines}},
-            "defaults": {"queue": {"depth": 1_000, "wait": "60s"}},
+            # Peaks: shares are counted in blocks, and a reservation has as many from its beginning to its end.
+            "defaults": {"reservation": "guaranteed", "queue": {"depth": 1_000, "wait": "60s"}},
             "tenants": {name: _with_key(name, section) for name, section in tenants.items()},
         }
         self._policy.write_text(json.dumps(policy))

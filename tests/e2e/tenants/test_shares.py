@@ -114,6 +114,7 @@ async def gone(look: Look, tenant: str) -> None:
     await until(so, f"{tenant} gone")
 
 
+@pytest.mark.alone
 async def test_a_batch_class_progresses_under_saturating_interactive_load(deployed: Deployment, measured):
     async with (
         deployed.looking() as look,
@@ -145,6 +146,7 @@ async def test_a_batch_class_progresses_under_saturating_interactive_load(deploy
     assert max(runs) <= 2 * AGEING, "their order is seen from outside only"
 
 
+@pytest.mark.alone
 async def test_a_guarantee_comes_back_within_the_time_that_running_requests_take(
     deployed: Deployment, measured
 ):
@@ -196,6 +198,7 @@ async def owner_has_its_guarantee(look: Look) -> None:
     await until(so, "the guarantee")
 
 
+@pytest.mark.alone
 async def test_a_limit_holds_at_every_look(deployed: Deployment, measured):
     async with deployed.looking() as look, deployed.client("capped") as capped:
         capped.stand(STANDING)
@@ -223,6 +226,7 @@ async def test_a_limit_holds_at_every_look(deployed: Deployment, measured):
     assert mean(total(uses) for _, uses in beside) > 0.9 * POOL_BLOCKS, "the other has the rest"
 
 
+@pytest.mark.alone
 async def test_a_partition_is_kept_free_and_never_left(deployed: Deployment, measured):
     """`borrow: off`, taken over from a changed policy file."""
     async with (

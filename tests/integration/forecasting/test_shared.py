@@ -122,9 +122,9 @@ async def test_the_next_one_begins_with_what_the_last_one_left(redis_server: Red
     async with member(redis_server).serving(after):
         assert own(after) == 50
     async with redis.asyncio.from_url(redis_server.url) as client:
-        assert await client.hlen("kvgate:{p}:lengths") == 1
-        assert 0 < await client.ttl("kvgate:{p}:lengths") <= module.KEPT_S
-        assert 0 < await client.ttl("kvgate:{p}:lengths_signs") <= module.KEPT_S
+        assert await client.hlen("kvgate:{p}:lengths2") == 1
+        assert 0 < await client.ttl("kvgate:{p}:lengths2") <= module.KEPT_S
+        assert 0 < await client.ttl("kvgate:{p}:lengths2_signs") <= module.KEPT_S
 
 
 async def test_one_that_fell_silent_is_taken_over_by_one_alone(
@@ -171,13 +171,43 @@ async def test_a_statement_that_is_none_disturbs_nobody(
 ):
     one, other = Lengths(), Lengths()
     async with redis.asyncio.from_url(redis_server.url) as client:
-        await client.hset("kvgate:{p}:lengths", "broken", text)
-        await client.hset("kvgate:{p}:lengths_signs", "broken", "1:1")
+        await client.hset("kvgate:{p}:lengths2", "broken", text)
+        await client.hset("kvgate:{p}:lengths2_signs", "broken", "1:1")
     learn(one)
     with caplog.at_level(logging.WARNING, "kvgate"):
         async with member(redis_server).serving(one), member(redis_server).serving(other):
             await until(lambda: known(other) == 60)
     assert "process broken" in caplog.text
+
+
+async def test_versions_that_write_another_form_leave_each_other_alone(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As in an upgrade without a stop, where the older processes leave last."""
+    older = [Lengths(), Lengths()]
+    newer = [Lengths(), Lengths()]
+    with caplog.at_level(logging.WARNING, "kvgate"):
+        async with AsyncExitStack() as stack:
+            monkeypatch.setattr(module, "FORM", "lengths")
+            for lengths in older:
+                await stack.enter_async_context(member(redis_server).serving(lengths))
+            monkeypatch.undo()
+            async with AsyncExitStack() as later:
+                for lengths in newer:
+                    await later.enter_async_context(member(redis_server).serving(lengths))
+                learn(older[0], times=30)
+                learn(newer[0], times=50)
+                await until(lambda: known(newer[1]) == 50 and known(older[1]) == 30)
+                await asyncio.sleep(10 * EVERY_S)
+                assert [known(lengths) for lengths in (*older, *newer)] == [30, 30, 50, 50]
+    assert caplog.text == ""
+    async with redis.asyncio.from_url(redis_server.url) as client:
+        assert sorted(await client.keys("kvgate:{p}:lengths*")) == [
+            b"kvgate:{p}:lengths",
+            b"kvgate:{p}:lengths2",
+            b"kvgate:{p}:lengths2_signs",
+            b"kvgate:{p}:lengths_signs",
+        ]
 
 
 async def test_while_redis_is_away_each_learns_alone_and_it_is_said_once(caplog: pytest.LogCaptureFixture):

@@ -18,6 +18,7 @@ from kvgate.config import Settings
 from kvgate.forecasting import Forecaster
 from kvgate.telemetry.record import RequestRecord
 from kvgate_policies.forecast_fit import z_of
+from kvgate_policies.forecast_lengths import LengthHistogram
 from kvgate_policies.types import (
     ZERO_COST,
     Endpoint,
@@ -132,7 +133,7 @@ def test_the_policys_own_default_is_written_all_the_same():
         house = ForecastHouse(stream(5))
         await house.open()
         await house.ask("r", TenantPolicy("t", max_tokens_default=300, reservation="forecast"))
-        await house.ask("r", TenantPolicy("t"))
+        await house.ask("r", TenantPolicy("t", max_tokens_default=2048, reservation="guaranteed"))
         assert house.limits_written == [300, 2048]
 
     run_virtual(main())
@@ -178,7 +179,9 @@ def test_who_waits_keeps_the_price_on_a_shape_that_joined_when_lengths_change():
         house = ForecastHouse(stream(50), blocks=256)
         await house.open()
         house.teach("t", SHORT)
-        first = asyncio.create_task(house.ask("first", TenantPolicy("g", max_tokens_default=3996)))
+        first = asyncio.create_task(
+            house.ask("first", TenantPolicy("g", max_tokens_default=3996, reservation="guaranteed"))
+        )
         await soon()
         second = asyncio.create_task(house.ask("second"))
         await soon()
@@ -228,9 +231,9 @@ def test_a_client_that_leaves_is_learned_from_as_far_as_it_came():
             task.cancel()
             await asyncio.wait([task])
         statement = house.forecaster.lengths.statements()["t"]
-        half = (len(statement) - 2) // 2
-        assert sum(statement[2 : 2 + half]) == 39  # tokens that were not the last
-        assert sum(statement[2 + half :]) == 0
+        trials, found = _counted(statement)
+        assert trials == 39  # tokens that were not the last
+        assert found == 0
         assert house.reserved == ZERO_COST
 
     run_virtual(main())
@@ -243,9 +246,7 @@ def test_only_what_ended_by_itself_is_an_end(finish: str, ends: int):
         await house.open()
         await house.ask("r")
         statement = house.forecaster.lengths.statements()["t"]
-        half = (len(statement) - 2) // 2
-        assert sum(statement[2 : 2 + half]) == 30
-        assert sum(statement[2 + half :]) == ends
+        assert _counted(statement) == (30, ends)
 
     run_virtual(main())
 
@@ -265,12 +266,63 @@ def test_a_prompt_that_is_longer_than_counted_is_held_with_what_it_will_grow_to(
     run_virtual(main())
 
 
+def test_several_sequences_that_could_fill_more_than_an_engine_are_let_in():
+    async def main() -> None:
+        house = ForecastHouse(stream(5), blocks=300)
+        await house.open()
+        task = asyncio.create_task(house.ask("r", n=4))
+        await soon()
+        assert house.reserved.blocks == 300  # the engine: four windows are 1024
+        assert 0 < house.reserved.use_blocks < 300
+        assert (await task).outcome is Outcome.SERVED
+        assert house.limits_written == []
+        refused = await house.ask("r", replace(FORECAST, reservation="guaranteed"), n=4)
+        assert refused.outcome is Outcome.REJECTED_NEVER_FITS
+        assert refused.answer is not None
+        assert "needs 1024 KV blocks" in refused.answer.message
+        assert house.reserved == ZERO_COST
+
+    run_virtual(main())
+
+
+def test_a_tenant_whose_lengths_changed_reserves_at_most_what_it_may_have():
+    async def main() -> None:
+        house = ForecastHouse(stream(5))
+        await house.open(t=TenantRules(limit=0.2))
+        house.teach("t", SHORT)
+        for _ in range(20):
+            cohort = house.forecaster.lengths.start("t")
+            house.forecaster.lengths.reach("t", cohort, 0, 600)
+        await house.forecaster.beat()
+        assert house.forecaster.lengths.guarded("t")
+        task = asyncio.create_task(house.ask("r"))
+        await soon()
+        assert (house.reserved.blocks, house.reserved.expected) == (200, None)  # not the window, 256
+        assert (await task).outcome is Outcome.SERVED
+
+    run_virtual(main())
+
+
+def test_what_is_expected_to_be_more_than_a_tenant_may_have_is_refused_by_its_own_size():
+    async def main() -> None:
+        house = ForecastHouse(stream(5))
+        await house.open(t=TenantRules(limit=0.01))
+        refused = await house.ask("r")
+        assert refused.outcome is Outcome.REJECTED_NEVER_FITS
+        assert refused.answer is not None
+        assert "needs 256 KV blocks at its peak; the policy gives you at most 10" in refused.answer.message
+
+    run_virtual(main())
+
+
 def test_those_that_wait_are_priced_anew_when_lengths_change():
     async def main() -> None:
         house = ForecastHouse([60.0, token("z", "stop"), DONE], blocks=270)
         await house.open()
         house.teach("t", SHORT)
-        first = asyncio.create_task(house.ask("first", TenantPolicy("other", max_tokens_default=4096)))
+        first = asyncio.create_task(
+            house.ask("first", TenantPolicy("other", max_tokens_default=4096, reservation="guaranteed"))
+        )
         await soon()
         waiting = asyncio.create_task(house.ask("waiting", prompt=300))
         await soon()
@@ -332,6 +384,12 @@ def test_a_batch_request_that_has_shown_nothing_is_sent_back_to_its_old_place(as
         assert _count(house, "kvgate_upstream_requeues_total") == 1
 
     run_virtual(main())
+
+
+def _counted(statement: Sequence[float]) -> tuple[float, float]:
+    """Trials and ends that a statement of one tenant has."""
+    lengths = LengthHistogram.from_numbers(statement[1:])
+    return sum(lengths.trials), sum(lengths.ends)
 
 
 def _count(house: House, name: str) -> float:

@@ -235,10 +235,3 @@ def test_whatever_comes_and_goes(seed: int, reservation: Any) -> None:
         await served(house, asyncio.gather(*(client(house) for _ in range(60))))
 
     run_virtual(main())
-
-
-def test_a_ledger_that_hears_of_growth_later_shares_nothing() -> None:
-    shared = Settings(backends=("http://e:1",), prefix_sharing=True, ledger_url="redis://127.0.0.1:1/0")
-    assert not shared.shares_prefixes
-    assert shared.model_copy(update={"ledger_url": "memory://"}).shares_prefixes
-    assert not Settings(backends=("http://e:1",)).shares_prefixes

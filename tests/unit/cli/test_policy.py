@@ -101,7 +101,7 @@ def test_show_has_each_value_and_its_place(runner: CliRunner, file: Path) -> Non
     assert ["queue.wait", "20s", "defaults.queue.wait"] in rows
     assert ["max_tokens.default", "none", "defaults.max_tokens.default"] in rows
     assert ["borrow", "on", "default"] in rows
-    assert ["reservation", "guaranteed", "default"] in rows
+    assert ["reservation", "forecast", "default"] in rows
     assert len(rows) == 18
 
 

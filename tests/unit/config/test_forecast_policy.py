@@ -16,6 +16,7 @@ version: 1
 pools:
   plain: {backends: ["http://a:1"]}
   bold: {backends: ["http://b:1"], reservation: forecast, risk: 5%}
+  firm: {backends: ["http://c:1"], reservation: guaranteed}
 tenants:
   any: {keys: [{sha256: "A"}]}
   sure: {keys: [{sha256: "B"}], reservation: guaranteed}
@@ -42,14 +43,16 @@ def settings(tmp_path: Path, written: str) -> Settings:
 @pytest.mark.parametrize(
     ("tenant", "pool", "expected"),
     [
-        ("any", "plain", (RESERVATION_DEFAULT, 0.01, 2048)),
+        ("any", "plain", (RESERVATION_DEFAULT, 0.01, None)),
+        ("any", "firm", ("guaranteed", 0.01, 2048)),
         ("any", "bold", ("forecast", 0.05, None)),
         ("sure", "bold", ("guaranteed", 0.05, 2048)),
         ("own", "plain", ("forecast", 0.001, None)),
         ("own", "bold", ("forecast", 0.001, None)),
+        ("own", "firm", ("forecast", 0.001, None)),
         ("capped", "bold", ("forecast", 0.05, 500)),
         ("here", "bold", ("guaranteed", 0.05, 2048)),
-        ("here", "plain", (RESERVATION_DEFAULT, 0.01, 2048)),
+        ("here", "plain", (RESERVATION_DEFAULT, 0.01, None)),
     ],
 )
 def test_the_more_special_place_wins_and_forecasts_write_no_limit(tenant, pool, expected, tmp_path: Path):
@@ -67,23 +70,22 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path):
 
 def test_a_change_is_taken_over_without_a_restart(tmp_path: Path):
     before = settings(tmp_path, text())
-    after = settings(
-        tmp_path, text("risk: 5%", "risk: 2%").replace("reservation: forecast, risk: 2%", "risk: 2%")
-    )
+    after = settings(tmp_path, text('"http://c:1"], reservation: guaranteed', '"http://c:1"], risk: 2%'))
     assert needs_restart(before, after) == []
-    assert after.book.policy("any", "bold").reservation == RESERVATION_DEFAULT
+    assert after.book.policy("any", "firm").reservation == RESERVATION_DEFAULT
+    assert after.book.policy("any", "firm").risk == 0.02
     assert taken_over(before, after) == after
 
 
 def test_without_a_file(tmp_path: Path):
-    given = load(None, {"KVGATE_RISK": "2%"}, {"backends": ["http://a:1"], "reservation": "forecast"})
+    given = load(None, {"KVGATE_RISK": "2%"}, {"backends": ["http://a:1"]})
     policy = given.book.policy("anonymous", "default")
     assert (policy.reservation, policy.risk, policy.max_tokens_default) == ("forecast", 0.02, None)
     assert given.tenant == policy
-    limited = load(
-        None, {}, {"backends": ["http://a:1"], "reservation": "forecast", "max_tokens_default": "100"}
-    )
+    limited = load(None, {}, {"backends": ["http://a:1"], "max_tokens_default": "100"})
     assert limited.book.policy("anonymous", "default").max_tokens_default == 100
+    peaks = load(None, {}, {"backends": ["http://a:1"], "reservation": "guaranteed"}).tenant
+    assert (peaks.reservation, peaks.max_tokens_default) == ("guaranteed", 2048)
 
 
 def test_a_directory_beside_a_shared_ledger_is_doubted():

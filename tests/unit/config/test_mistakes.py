@@ -270,17 +270,17 @@ MISTAKES = {
         "tenants.chat.max_tokens.default: 500 for tenant chat is not allowed; allowed: at most the cap, 400",
     ),
     "a limit below one request": (
-        tenant("limit: 1k tokens, max_tokens: {cap: 4k}"),
+        tenant("reservation: guaranteed, limit: 1k tokens, max_tokens: {cap: 4k}"),
         ("tenants.chat.limit: a limit of 1000 tokens for tenant chat is not allowed; allowed: 4000 tokens or more, one "
         "request of max_tokens 4000, which else could never pass"),
     ),
     "a share below one request": (
-        SIZED + f"tenants: {{chat: {{{KEY}, limit: 10%}}}}",
+        SIZED + f"tenants: {{chat: {{{KEY}, reservation: guaranteed, limit: 10%}}}}",
         ("tenants.chat.limit: a limit of 160 tokens for tenant chat is not allowed; allowed: 2048 tokens or more, one "
         "request of max_tokens 2048, which else could never pass"),
     ),
     "a partition below one request": (
-        SIZED + f"tenants: {{chat: {{{KEY}, guarantee: 50%, borrow: off}}}}",
+        SIZED + f"tenants: {{chat: {{{KEY}, reservation: guaranteed, guarantee: 50%, borrow: off}}}}",
         ("tenants.chat.guarantee: a limit of 800 tokens for tenant chat is not allowed; allowed: 2048 tokens or more, "
         "one request of max_tokens 2048, which else could never pass"),
     ),

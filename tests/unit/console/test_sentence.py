@@ -278,6 +278,9 @@ def test_what_helps_is_lower_limits_where_answers_are_short() -> None:
     waits = (tenant("acme", 1),)
     short = headline(pool(engine(A, 98, blocks_in_use=20), tenants=waits)).help
     assert short.startswith("Only 20 % of that is in use: answers end long before their max_tokens")
+    parts = (Part("expected", 60), Part("at_risk", 38))
+    unknown = headline(pool(engine(A, 98, blocks_in_use=20, parts=parts), tenants=waits)).help
+    assert unknown.startswith("Only 20 % of that is in use: the rest is for answers that get longer")
     long = headline(pool(engine(A, 98, blocks_in_use=90), tenants=waits)).help
     assert long == headline(pool(engine(A, 98), tenants=waits)).help == "Add an engine, or lower max_tokens."
 

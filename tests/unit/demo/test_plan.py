@@ -16,6 +16,13 @@ def test_an_engine_holds_exactly_twelve_and_four_times_that_is_offered():
     assert plan.fits_per_engine * plan.blocks_per_session == plan.blocks - 1
 
 
+def test_while_some_end_a_few_more_have_room_and_far_fewer_than_without_kvgate():
+    plan = plan_for(60)
+    # Twelve that have begun hold 6 blocks each, and beside them there are 48 for others of ten.
+    assert plan.fits_per_engine < plan.most_per_engine == 12 + 4
+    assert plan.most_per_engine < plan.offered // plan.engines
+
+
 def _phase_by_the_model(plan: DemoPlan, at_once: int) -> tuple[float, int, int]:
     """Seconds, steps and preemptions of one engine's share, with at most `at_once` in flight."""
     engine = EngineModel(

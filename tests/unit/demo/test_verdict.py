@@ -48,6 +48,7 @@ LEDGER = LedgerWatch("http://admin", {"http://a": 0, "http://b": 0}, 0, {"http:/
 
 def test_as_claimed():
     assert judge(PLAN, DIRECT, GOOD, LEDGER).ok
+    assert judge(PLAN, DIRECT, report(running_max=PLAN.most_per_engine), LEDGER).ok
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_as_claimed():
         (DIRECT, report(preemptions=1), 1),
         (DIRECT, report(frozen=1), 1),
         (DIRECT, report(completed=95), 2),
-        (DIRECT, report(running_max=13), 3),
-        (DIRECT, report(in_flight_max=13), 3),
+        (DIRECT, report(running_max=PLAN.most_per_engine + 1), 3),
+        (DIRECT, report(in_flight_max=PLAN.most_per_engine + 1), 3),
         (DIRECT, replace(GOOD, engines={}), 3),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from kvgate.forecasting.keeping import statements_of, text_of
 from kvgate.forecasting.stored import Stored
 from kvgate_policies.forecast import Lengths
+from kvgate_policies.forecast_lengths import NUMBERS
 
 
 def learn(lengths: Lengths, tenant: str = "a", length: int = 300, times: int = 60) -> None:
@@ -68,7 +69,8 @@ async def test_it_is_saved_now_and_then_and_only_if_there_is_news(tmp_path: Path
         '{"a": []}',
         '{"a": [0, 1]}',
         '{"a": ["0"]}',
-        text_of({"a": [-1.0, *[0.0] * 67]}),
+        text_of({"a": [-1.0, *[0.0] * NUMBERS]}),
+        text_of({"a": [0.0] * 70}),  # as it was written before it was known where in a bin ends were
         json.dumps({str(n): [] for n in range(1000)}),
         '{"a": [NaN]}',
         "[" * 100_000,

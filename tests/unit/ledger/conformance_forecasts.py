@@ -93,8 +93,21 @@ class ForecastConformance:
         await probe.wait(want("more", soft(90, 0, 1)))
         await probe.start(want("later", soft(90, 0, 0, 60)))
 
+    async def test_where_all_peaks_fit_nothing_is_left_free_for_chance(self, probe):
+        await probe.start(want("soft", flat(60, 40, 30)))
+        await probe.start(want("peaks fit", flat(40, 30, 30), z=z_of(0.0001)))
+        await probe.wait(want("more", flat(1, 1), z=z_of(0.01)))
+
+    async def test_who_waits_starts_when_its_peak_fits_beside_the_others(self, probe):
+        await probe.start(want("x", flat(70, 40, 30)))
+        await probe.start(ask("hard", blocks=20))
+        behind = await probe.wait(want("large", flat(60, 30, 30)))
+        small = await probe.queue(want("small", flat(30, 30)))
+        await probe.ledger.release("hard")
+        assert await probe.started(behind, small) == ["small"]
+
     async def test_with_deviations_beside_it_a_guaranteed_one_leaves_its_own_risk(self, probe):
-        await probe.start(want("soft", flat(60, 40, 10)))
+        await probe.start(want("soft", flat(61, 40, 10)))
         await probe.wait(ask("r1", blocks=40, z=z_of(0.01)))
         await probe.start(ask("r2", blocks=40, z=z_of(0.5)))
 

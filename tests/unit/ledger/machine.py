@@ -222,8 +222,8 @@ class Model:
 
     @staticmethod
     def has_blocks(reserved: KVCost, cost: KVCost, limits: EngineLimits, z: ZVector) -> bool:
-        if reserved.expected is None and cost.expected is None:
-            return reserved.blocks + cost.blocks <= limits.blocks_open
+        if reserved.blocks + cost.blocks <= limits.blocks_open:
+            return True
         total = reserved.occupancy + cost.occupancy
         return all(
             mean + factor * math.sqrt(SCALE * variance) <= SCALE * limits.blocks_open

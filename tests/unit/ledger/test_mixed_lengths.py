@@ -21,9 +21,12 @@ from kvgate_policies.types import EngineLimits, EngineShape, KVCost
 
 SHAPE = EngineShape(block_size=32, max_model_len=2048, prefix_caching=True)
 BLOCKS = 120
-SEEDS = (1, 2, 3, 4, 5)
-REFRESHED_EVERY = 8
-"""Steps between two heartbeats, and so the tokens by which a vector may be late."""
+SEEDS = range(1, 17)
+"""Steps of one seed are worth little: how the last requests happen to come together is a twentieth of them."""
+REFRESHED_EVERY = 3
+"""Steps of 20 ms between two looks while requests wait."""
+LAG_TOKENS = 6
+"""What a vector covers then (`kvgate.forecasting.pace`)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Drive:
         if self.peaks:
             return KVCost(blocks(output), 1, 0)
         known = forecast_occupancy(
-            never_ends(), blocks, generated=generated, limit=output, lag_tokens=REFRESHED_EVERY
+            never_ends(), blocks, generated=generated, limit=output, lag_tokens=LAG_TOKENS
         )
         return KVCost(blocks(output), 1, 0, known)
 
@@ -97,7 +100,7 @@ class Drive:
 @cache
 def runs(kind: str) -> list[Run]:
     return [
-        Drive(seed, peaks=kind == "peaks").direct()
+        Drive(seed, peaks=False).direct()
         if kind == "direct"
         else Drive(seed, peaks=kind == "peaks").through_a_ledger()
         for seed in SEEDS
@@ -114,7 +117,7 @@ def steps_to_direct(kind: str) -> float:
 
 
 def test_without_a_ledger_the_engine_preempts():
-    assert all(run.preemptions > 20 for run in runs("direct"))
+    assert all(run.preemptions > 15 for run in runs("direct"))
 
 
 @pytest.mark.parametrize("kind", ["peaks", "future"])
@@ -124,9 +127,9 @@ def test_with_one_it_never_does(kind: str):
 
 def test_the_known_future_fills_the_engine_and_peaks_leave_a_third_of_it_idle():
     assert mean_use("peaks") < 0.68
-    assert mean_use("future") > 0.80
+    assert mean_use("future") > 0.79
 
 
 def test_it_takes_hardly_more_steps_than_no_limit_at_all():
     assert steps_to_direct("peaks") > 1.25
-    assert steps_to_direct("future") < 1.11
+    assert steps_to_direct("future") < 1.09

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvgate_policies.forecast import POOL, Lengths
-from kvgate_policies.forecast_lengths import EDGES
+from kvgate_policies.forecast_lengths import NUMBERS
 from kvgate_policies.forecast_record import HISTORY_SEQUENCES, LengthRecord
 from kvgate_policies.forecast_survival import prior
 
@@ -33,6 +33,18 @@ def test_a_new_tenant_leans_on_the_pool():
     serve(lengths, "new", 20, 30)
     assert lengths.curve("new").alive(0, 30) < 0.3
     assert lengths.curve("old").alive(0, 720) > 0.9
+
+
+@pytest.mark.parametrize("length", [1, 16, 45, 46, 54, 60, 63, 64, 700])
+def test_answers_that_all_had_one_length_are_expected_to_have_it(length):
+    """Wherever in its bin that is."""
+    lengths = Lengths()
+    serve(lengths, "a", length, 100)
+    curve = lengths.curve("a")
+    assert curve.mean_more(0, 8000) == pytest.approx(length, rel=0.05, abs=1.1)
+    for q in (0.1, 0.5, 0.9):
+        assert curve.quantile(q) == pytest.approx(length, rel=0.005)
+    assert curve.alive(0, length + 4) < 0.01
 
 
 def test_cut_answers_say_that_it_can_get_longer():
@@ -90,6 +102,10 @@ def test_a_replica_that_hears_of_a_change_forgets_too():
     assert other.curve("a").quantile(0.5) > 60
     one.hear([Lengths().statements()])
     assert one.guarded("a")
+    serve(other, "a", 400, 70)
+    assert other.curve("a").quantile(0.5) == pytest.approx(400, rel=0.05)
+    other.review()
+    assert not other.guarded("a")
 
 
 def test_a_restart_forgets_nothing():
@@ -105,7 +121,7 @@ def test_statements_are_plain_numbers_of_fixed_size():
     serve(lengths, "a", 5000, 3)
     statements = lengths.statements()
     assert set(statements) == {POOL, "a"}
-    assert {len(numbers) for numbers in statements.values()} == {2 + 2 * len(EDGES)}
+    assert {len(numbers) for numbers in statements.values()} == {1 + NUMBERS}
     assert all(type(number) is float for numbers in statements.values() for number in numbers)
     with pytest.raises(ValueError, match="numbers"):
         lengths.hear([{"a": [0.0, 1.0]}])

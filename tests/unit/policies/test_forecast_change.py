@@ -17,6 +17,7 @@ from kvgate_policies.forecast_change import (
     changed_since,
     evidence,
 )
+from kvgate_policies.forecast_record import RELEARN_ENDS
 
 
 def test_evidence_bounds_the_chance_of_an_accident():
@@ -26,6 +27,22 @@ def test_evidence_bounds_the_chance_of_an_accident():
             exact = sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(seen + 1))
             assert exact <= math.exp(-evidence(Fate(expected, seen))) * (1 + 1e-9)
     assert evidence(Fate(10.0, 10.0)) == evidence(Fate(10.0, 30.0)) == 0.0
+
+
+def test_evidence_bounds_the_chance_also_where_the_forecast_rests_on_few_ends():
+    """Against the exact tail of the binomial law: each of all the ends is one of the new ones by its share of trials."""
+    for known in (4, 30, 200):
+        for expected in (5.0, 20.0, 60.0):
+            share = expected / (expected + known)
+            for seen in range(int(expected)):
+                ends = seen + known
+                exact = sum(
+                    math.comb(ends, k) * share**k * (1 - share) ** (ends - k) for k in range(seen + 1)
+                )
+                found = evidence(Fate(expected, seen, doubt=expected / known))
+                assert exact <= math.exp(-found) * (1 + 1e-9)
+                assert found < evidence(Fate(expected, seen))
+    assert evidence(Fate(20.0, 5.0, doubt=1e-9)) == pytest.approx(evidence(Fate(20.0, 5.0)))
 
 
 def test_the_change_is_dated():
@@ -76,6 +93,43 @@ def test_no_false_alarm_in_three_thousand():
     assert crowd.changed == []
 
 
+@pytest.mark.parametrize("length", [54, 60, 64, 500])
+def test_answers_of_one_length_that_run_side_by_side_raise_no_alarm(length):
+    """All come to the same bin at once, and none has ended there yet."""
+    crowd = Crowd(7)
+    for _ in range(12):
+        crowd.running += [["a", crowd.lengths.start("a"), length, 0] for _ in range(150)]
+        while crowd.running:
+            crowd.beat()
+    assert crowd.changed == []
+
+
+def test_many_after_few_raise_no_alarm():
+    """What thirty answers say of the hazard is known to a fifth, and two hundred are measured by it at once."""
+    for seed in range(12):
+        crowd = Crowd(seed)
+        crowd.begin(30, a=16.0)
+        for _ in range(200):
+            length = max(1, round(16.0 * crowd.rng.lognormvariate(0.0, 1.0)))
+            crowd.running.append(["a", crowd.lengths.start("a"), length, 0])
+        while crowd.running:
+            crowd.beat()
+        assert crowd.changed == []
+
+
+def test_a_newcomer_who_is_not_like_the_others_has_not_changed():
+    """What is expected of it rests on its pool, which counts as four of its own."""
+    for seed in range(4):
+        crowd = Crowd(seed)
+        crowd.begin(600, a=20.0, b=20.0)
+        for _ in range(40):
+            length = max(1, round(100.0 * crowd.rng.lognormvariate(0.0, 1.0)))
+            crowd.running.append(["new", crowd.lengths.start("new"), length, 0])
+        while crowd.running:
+            crowd.beat()
+        assert crowd.changed == []
+
+
 def test_outputs_three_times_longer_are_noticed_before_they_end_and_relearned():
     crowd = Crowd(2)
     crowd.begin(700, a=200.0)
@@ -114,6 +168,50 @@ def test_a_change_of_all_is_noticed_by_the_pool_and_newcomers_are_guarded():
     assert crowd.changed.index(POOL) < COHORT_SEQUENCES
     guarded = [name for name in names if name in crowd.changed]
     assert len(guarded) >= 4
+
+
+def test_only_what_began_after_a_change_says_that_the_new_lengths_are_known():
+    """Those of the old kind that still run, and end soon, are no reason to trust a forecast of the new kind."""
+    lengths = Lengths()
+    for _ in range(300):
+        cohort = lengths.start("a")
+        lengths.reach("a", cohort, 0, 100)
+        lengths.end("a", cohort, 100)
+        lengths.review()
+    old = [lengths.start("a") for _ in range(60)]
+    new = [lengths.start("a") for _ in range(100)]
+    for cohort in new:
+        lengths.reach("a", cohort, 0, 160)
+    assert set(lengths.review()) == {"a", POOL}
+    counted = lengths.statements()
+    for cohort in old:
+        lengths.reach("a", cohort, 0, 100)
+        lengths.end("a", cohort, 100)
+    assert lengths.statements() == counted
+    assert lengths.guarded("a")
+    for cohort in new:
+        lengths.reach("a", cohort, 160, 300)
+        lengths.end("a", cohort, 300)
+    for _ in range(2):
+        lengths.curve("a")
+        lengths.review()
+    assert not lengths.guarded("a")
+    assert lengths.curve("a").quantile(0.5) == pytest.approx(300, rel=0.02)
+
+
+def test_who_was_guarded_for_the_pools_sake_is_trusted_again_with_it():
+    crowd = Crowd(11)
+    names = {f"tenant-{index}": 200.0 for index in range(6)}
+    crowd.begin(600, **names)
+    longer = dict.fromkeys(names, 800.0)
+    while POOL not in crowd.changed:
+        crowd.begin(6, **longer)
+    assert len(crowd.lengths.guarded_names) >= 4
+    while POOL in crowd.lengths.guarded_names:
+        crowd.begin(6, **longer)
+    ends = {name: sum(record.lengths().ends) for name, record in crowd.lengths._records()}
+    trusted = [name for name in names if not crowd.lengths.guarded(name)]
+    assert min(ends[name] for name in trusted) < RELEARN_ENDS <= ends[POOL]
 
 
 def test_shorter_outputs_raise_no_alarm():

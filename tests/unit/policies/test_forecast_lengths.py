@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvgate_policies.forecast_lengths import EDGES, TOKENS_MAX, LengthHistogram, bin_of, total
+from kvgate_policies.forecast_lengths import (
+    EDGES,
+    LENGTH_MAX,
+    NUMBERS,
+    TOKENS_MAX,
+    WIDTHS,
+    LengthHistogram,
+    bin_of,
+    total,
+)
 
 
 def test_bins_grow_by_the_square_root_of_two_and_have_no_gap():
@@ -31,6 +40,21 @@ def test_the_last_bin_takes_everything_beyond():
     seen.end(TOKENS_MAX + 50)
     assert seen.trials[-1] == 51
     assert seen.ends[-1] == 1
+    assert seen.left[-1] == LENGTH_MAX - 1 - (TOKENS_MAX + 50)
+    seen.reach(TOKENS_MAX + 50, 2 * LENGTH_MAX)
+    seen.end(2 * LENGTH_MAX)
+    assert seen.left[-1] == LENGTH_MAX - 1 - (TOKENS_MAX + 50)
+
+
+def test_what_was_left_of_a_bin_says_where_in_it_the_ends_were():
+    seen = LengthHistogram()
+    for length in (45, 60, 63):
+        seen.reach(0, length)
+        seen.end(length)
+    index = bin_of(60)
+    assert seen.left[index] == 18 + 3
+    assert seen.left_squares[index] == 18**2 + 3**2
+    assert seen.trials[index] + seen.left[index] == 3 * WIDTHS[index]
 
 
 def test_adding_up_and_fading_keep_the_hazard():
@@ -58,7 +82,7 @@ def test_it_comes_back_from_plain_numbers():
 
 
 @pytest.mark.parametrize(
-    "numbers", [[], [1.0] * 5, [float("nan")] * (1 + 2 * len(EDGES)), [-1.0] * (1 + 2 * len(EDGES))]
+    "numbers", [[], [1.0] * 5, [0.0] * (1 + 2 * len(EDGES)), [float("nan")] * NUMBERS, [-1.0] * NUMBERS]
 )
 def test_numbers_that_are_no_histogram_are_refused(numbers):
     with pytest.raises(ValueError, match="length histogram"):

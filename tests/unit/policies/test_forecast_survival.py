@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgate_policies.forecast_lengths import LengthHistogram
-from kvgate_policies.forecast_survival import LENGTH_MAX, never_ends, prior, stretched, survival
+from kvgate_policies.forecast_lengths import LENGTH_MAX, NUMBERS, LengthHistogram
+from kvgate_policies.forecast_survival import never_ends, prior, stretched, survival
 from unit.policies.made import learned
 
 
@@ -58,6 +58,63 @@ def test_cut_sequences_do_not_shorten_the_curve():
         n <= 200 for n in lengths
     )
     assert naive < 0.1, "counting finished ones alone would have been far off"
+
+
+def seen_of(lengths: list[int], *, cut: tuple[int, ...] = ()) -> LengthHistogram:
+    seen = LengthHistogram()
+    for length in (*lengths, *cut):
+        seen.start()
+        seen.reach(0, length)
+    for length in lengths:
+        seen.end(length)
+    return seen
+
+
+@pytest.mark.parametrize("place", [0, 1, 9, 15, 18])
+def test_ends_in_one_place_of_a_bin_are_expected_there(place):
+    length = 45 + place
+    curve = learned([length] * 2000)
+    assert curve.alive(0, length - 2) > 0.97
+    assert curve.alive(0, length + 1) < 0.03
+    assert curve.mean_more(20, 2 * length) == pytest.approx(length - 20, abs=0.5)
+    assert curve.expected_ends(0, length - 2) < 0.05
+    assert 0.85 < curve.expected_ends(0, length) < 1.05
+
+
+def test_two_places_of_a_bin_are_as_likely_as_they_were():
+    curve = learned([725] * 700 + [1000] * 1300)
+    assert curve.alive(0, 723) > 0.99
+    assert curve.alive(0, 1023) < 0.01
+    assert curve.mean_more(0, 5000) == pytest.approx(0.35 * 725 + 0.65 * 1000, rel=0.02)
+
+
+def test_as_many_ends_are_expected_over_what_it_was_made_of_as_came():
+    rng = random.Random(8)
+    for draw in (
+        lambda: rng.lognormvariate(5.0, 1.0),
+        lambda: rng.lognormvariate(6.2, 0.05),
+        lambda: rng.expovariate(1 / 40),
+        lambda: rng.choice([20, 54, 700]),
+        lambda: rng.uniform(50, 70),
+    ):
+        lengths = [math.ceil(draw()) for _ in range(3000)]
+        curve = learned(lengths)
+        expected = sum(curve.expected_ends(0, length) for length in lengths)
+        assert 0.85 * 3000 < expected < 1.03 * 3000
+
+
+def test_one_that_was_cut_within_a_bin_was_at_risk_for_the_part_it_came():
+    half = 45 + 9  # of the 19 tokens of its bin
+    curve = survival(seen_of([45 + 18] * 1000, cut=(half,) * 1000), prior())
+    assert curve.alive(44, 19) == pytest.approx(1 - 1000 / (1000 + 1000 * 10 / 19), abs=0.01)
+
+
+def test_counts_that_nobody_can_have_told_make_a_curve_all_the_same():
+    for numbers in ([5.0] * NUMBERS, [0.0] * (NUMBERS - 1) + [1e12], [0.0] * 40 + [1e9] * (NUMBERS - 40)):
+        curve = survival(LengthHistogram.from_numbers(numbers), prior())
+        alive = [curve.alive(0, tokens) for tokens in range(0, 3000, 7)]
+        assert alive == sorted(alive, reverse=True)
+        assert 0 <= curve.mean_more(0, 4000) <= 4000
 
 
 def test_lengths_without_spread_leave_no_doubt():

@@ -66,6 +66,20 @@ def test_engine_without_reservations_takes_all_it_covers() -> None:
     assert not fits(cost(1, seqs=11), engine("a"))
 
 
+def test_a_forecast_never_keeps_out_what_its_peak_would_not() -> None:
+    wide = Occupancy((30 * SCALE,) * len(GRID), (30**2 * SCALE,) * len(GRID))
+    held = KVCost(60, 1, 0, wide)
+    assert fits(KVCost(40, 1, 0, wide), engine("a", held))
+    assert fits(cost(40, prefill_tokens=0), engine("a", held))
+    assert not fits(KVCost(41, 1, 0, wide), engine("a", held))
+
+
+def test_the_load_of_forecasts_is_never_above_that_of_their_peaks() -> None:
+    wide = Occupancy((30 * SCALE,) * len(GRID), (30**2 * SCALE,) * len(GRID))
+    by_peaks, by_forecast = engine("a", cost(45)), engine("b", KVCost(44, 1, 0, wide))
+    assert placed(cost(10), by_peaks, by_forecast) == "b"
+
+
 def test_overdrawn_engine_takes_nothing() -> None:
     assert not fits(cost(0, 0, 0), engine("a", cost(120)))
 

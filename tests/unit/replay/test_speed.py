@@ -16,7 +16,7 @@ BUSY = 3.0
 
 def test_a_twentieth_of_a_day_of_five_requests_a_second():
     made = open_workload("synthetic:mixed?rate=5&hours=1.2&daily=0%25", Choice())
-    [plan] = make_plans(["default"], Hardware(engines=4))
+    [plan] = make_plans(["guaranteed"], Hardware(engines=4))
     world = World(plan, Objective(), made.span_s)
     began_s = time.process_time()
     record = world.run(made.offered())

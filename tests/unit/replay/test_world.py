@@ -114,6 +114,23 @@ def test_a_budget_that_is_spent_refuses(tmp_path: Path):
     assert one(crowd(3), policy).total.outcomes == {"served": 2, "rejected_tenant_rate": 1}
 
 
+def test_by_forecast_more_run_at_once_than_by_their_peaks():
+    requests = [offered(number * 0.5, max_tokens=None, output_tokens=100) for number in range(40)]
+    by_forecast, by_peaks = one(requests), one(requests, "guaranteed")
+    assert by_forecast.total.served == by_peaks.total.served == 40
+    assert by_forecast.total.wait_p99_s is not None
+    assert by_peaks.total.wait_p99_s is not None
+    assert by_forecast.total.wait_p99_s < by_peaks.total.wait_p99_s / 4
+
+
+def test_sequences_that_could_fill_more_than_an_engine_are_no_reason_to_refuse():
+    several = offered(0.0, max_tokens=None, output_tokens=50, n=5)
+    assert one([several]).total.outcomes == {"served": 1}
+    assert one([several], "guaranteed").total.outcomes == {"rejected_never_fits": 1}
+    sure = replace(several, max_tokens=1000, ignore_eos=True)
+    assert one([sure]).total.outcomes == {"rejected_never_fits": 1}
+
+
 def test_what_no_engine_could_hold():
     too_long, filling = offered(0.0, prompt_tokens=1600), offered(0.0, prompt_tokens=1599, max_tokens=10)
     assert one([too_long]).total.outcomes == {"rejected_never_fits": 1}
@@ -179,7 +196,7 @@ def busy(seed: int) -> list[Offered]:
     return requests
 
 
-@pytest.mark.parametrize("policy", ["default", "direct"])
+@pytest.mark.parametrize("policy", ["guaranteed", "direct"])
 def test_the_same_input_gives_the_same_answer_and_so_does_every_single_step(policy: str):
     hardware = Hardware(2, 101, 16, 1600, 64, 512, "8b-80gb:2")
     for seed in range(2):

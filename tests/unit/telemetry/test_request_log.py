@@ -215,4 +215,4 @@ def test_several_processes_share_a_file_without_losing_a_line(tmp_path: Path) ->
     files = [file for file in tmp_path.iterdir() if not file.name.endswith(".lock")]
     seen = sorted((line["who"], line["number"]) for file in files for line in lines_of(file))
     assert seen == [(name, number) for name in "abc" for number in range(400)]
-    assert len(files) > 5, "it was put aside now and then"
+    assert len(files) > 1, "it was put aside; how often depends on who has the processor when"

@@ -157,7 +157,7 @@ local function taken_at(place, peaks, f, more, z)
   return variance == 0 and mean or mean + z[place] * sqrt(SCALE * variance)
 end
 
--- The left side of the inequality, at the point where it is largest; blocks.
+-- The left side of the inequality, at the point where it is largest, or the peaks, where those are less; blocks.
 function forecasts.blocks_taken(blocks, f, more, z)
   if not f and not more then
     return blocks
@@ -166,14 +166,17 @@ function forecasts.blocks_taken(blocks, f, more, z)
   for place = 1, POINTS do
     most = max(most, taken_at(place, peaks, f, more, z))
   end
-  return most / SCALE
+  return min(most / SCALE, blocks)
 end
 
 -- The same for an engine, nil when it is more than what is open there at some point.
 function forecasts.blocks_within(engine, blocks, more, z)
   local f = forecasts.of(engine)
+  if blocks <= engine.open then
+    return forecasts.blocks_taken(blocks, f, more, z)
+  end
   if not f and not more then
-    return blocks <= engine.open and blocks or nil
+    return nil
   end
   local most, peaks, top = 0, SCALE * blocks, SCALE * engine.open
   for place = 1, POINTS do
@@ -191,7 +194,7 @@ end
 -- pool are too full, and mostly at the same point: this is asked first, and of each, so it is `taken_at` without calls.
 function forecasts.is_full(engine, cost, z)
   local place, f, more = engine.fullest or 1, engine.f, cost[4]
-  if engine.is_plain and not more then
+  if (engine.is_plain and not more) or engine.ub + cost[1] <= engine.open then
     return false
   end
   local taken = SCALE * (engine.ub + cost[1]) + (f and f[place] or engine.packed_f and engine.full_mean or 0)
