@@ -48,6 +48,13 @@ class Occupancy:
         """What a tenant is said to use: the largest mean, in blocks, rounded up."""
         return -(-max(self.means) // SCALE)
 
+    def at_most(self, blocks: int) -> Occupancy:
+        """The same where no point's mean is above so many blocks."""
+        top = blocks * SCALE
+        if max(self.means) <= top:
+            return self
+        return Occupancy(tuple(min(mean, top) for mean in self.means), self.variances)
+
     def to_numbers(self) -> list[int]:
         """As plain integers, for a store: the means, then the variances."""
         return [*self.means, *self.variances]

@@ -250,11 +250,12 @@ async def _serve(settings: Settings, source: PolicySource | None, worker: Worker
         async with app.running(worker):
             calm_garbage_collector()
             log.info(
-                "kvgate %s on %s%s for %s",
+                "kvgate %s on %s%s for %s; %s",
                 __version__,
                 app.url,
                 "" if worker else f" (admin {app.admin_url})",
                 _served(settings),
+                _reserved(settings),
             )
             async with anyio.create_task_group() as tasks:
                 stop = anyio.Event()
@@ -262,6 +263,13 @@ async def _serve(settings: Settings, source: PolicySource | None, worker: Worker
                 await stop.wait()
                 tasks.cancel_scope.cancel()
     return 0
+
+
+def _reserved(settings: Settings) -> str:
+    """What a request reserves where its tenant says nothing else: whoever upgrades should see it."""
+    if settings.reservation == "guaranteed":
+        return "reservation: guaranteed"
+    return f"reservation: forecast, risk {settings.risk:.3g}"
 
 
 def _served(settings: Settings) -> str:

@@ -2,8 +2,8 @@
 
 With forecasts nothing need be written into a request whose client set no limit. Its peak is the rest of the window
 then: of several sequences together more than an engine has, or more than a tenant's limit. That is no reason to refuse
-it. It is priced as no more than it may have: at its peak, where its peak counts (`Forecaster.cost`), it reserves a
-whole engine, or all that is its tenant's. Should it come to more, vLLM preempts within it, for each of its sequences
+it. It is priced as no more than it may have, what is expected of it as well as its peak: then it reserves a whole
+engine, or all that is its tenant's. Should it come to more, vLLM preempts within it, for each of its sequences
 by itself fits the engine. A client that asks for more than an engine has, by a limit of its own, is told so.
 """
 
@@ -34,7 +34,8 @@ def within_reach(priced: Priced, tenant: TenantPolicy, view: LedgerView) -> Pric
         most = blocks if limit is None else min(blocks, limit)
         asked = 0 if _is_open_ended(outlook, shape) else cost.blocks
         if asked <= blocks and _surely(outlook, shape) <= most:
-            costs[shape] = replace(cost, blocks=min(cost.blocks, most))
+            expected = None if cost.expected is None else cost.expected.at_most(most)
+            costs[shape] = replace(cost, blocks=min(cost.blocks, most), expected=expected)
     return replace(priced, costs=costs) if costs and costs != priced.costs else None
 
 

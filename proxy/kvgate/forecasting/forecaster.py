@@ -106,7 +106,7 @@ class Forecaster:
             return peak
         curve = self.lengths.curve(tenant.name)
         expected = request_occupancy(curve, outlook, shape, lag_tokens=self._pace.lag_at_start)
-        return replace(peak, expected=expected)
+        return replace(peak, expected=expected.at_most(peak.blocks))
 
     def expected_output(self, tenant: TenantPolicy, outlook: Outlook) -> int | None:
         """Output tokens of all its sequences; None where as many as may come are charged."""

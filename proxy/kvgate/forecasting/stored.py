@@ -1,13 +1,15 @@
 """What was learned, in a file: for one process alone, over its restarts.
 
-One file for each pool, replaced as a whole, so that there is always a complete one. It is written at most once in
-`SAVE_EVERY_S`, if something was learned, and at the end. A file that can't be read or written is a warning: what it had
-is learned again.
+One file for each pool, replaced as a whole, so that there is always a complete one. It is written at the start, at
+most once in `SAVE_EVERY_S` if something was learned, and at the end. A file that can't be read or written is a warning,
+at the start already: what it had is learned again. One that can't be understood is put aside, under the same name and
+`.bad`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator
@@ -47,6 +49,7 @@ class Stored:
         if found:
             lengths.restore(found)
             log.info("lengths of answers restored from %s: %d tenants", self.path, len(found) - 1)
+        await self._save(lengths)
         saves = asyncio.create_task(self._save_now_and_then(lengths))
         try:
             yield
@@ -73,9 +76,22 @@ class Stored:
                 return statements_of(file.read(TEXT_BYTES_MAX + 1))
         except FileNotFoundError:
             log.info("no lengths of answers in %s yet", self.path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             log.warning("lengths of answers not restored from %s: %s", self.path, error)
+        except ValueError as error:
+            self._put_aside(error)
         return {}
+
+    def _put_aside(self, error: ValueError) -> None:
+        bad = self.path.with_suffix(".bad")
+        log.warning(
+            "lengths of answers not restored from %s: %s; it is kept as %s, and they are learned from the beginning",
+            self.path,
+            error,
+            bad.name,
+        )
+        with contextlib.suppress(OSError):  # then it is written over
+            self.path.replace(bad)
 
     def _write(self, text: str) -> None:
         beside = self.path.with_suffix(f".{os.getpid()}.new")

@@ -78,11 +78,17 @@ class _Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class _Counters:
+    running: float
+    generation_tokens: float
+
+
+@dataclass(slots=True)
 class _Engine:
-    """One whose streams are all there is to see of its pace."""
+    """As it was scraped last."""
 
     id: str
-    gauges: None = None
+    gauges: _Counters | None = None
 
 
 class _Clock:
@@ -103,12 +109,12 @@ class Foreseeing:
     ) -> None:
         """`lengths_changed` is told whose answers got longer than forecast, or are known again."""
         self._lengths_changed = lengths_changed
-        engines = [_Engine(engine_id) for engine_id in engine_ids]
+        self._engines = [_Engine(engine_id) for engine_id in engine_ids]
         # Of the protocols only what is in the classes above is used by a forecaster.
         self._forecaster = Forecaster(
             cast("Ledger", _Ledger(core, now_s)),
             _Clock(now_s),
-            rates=Rates(lambda: engines),
+            rates=Rates(lambda: self._engines),
             beat_s=BEAT_S,
             waiting=lambda: core.queued,
             prefill_tokens_per_s=prefill_tokens_per_s,
@@ -147,6 +153,11 @@ class Foreseeing:
             if isinstance(run.meter, Counted):
                 run.meter.completion_tokens = tokens
         run.__exit__(None, None, None)
+
+    def scraped(self, running: Mapping[str, int], generated_tokens: Callable[[str], int]) -> None:
+        """The engines were read: how many sequences run on each, and output tokens that it has made so far."""
+        for engine in self._engines:
+            engine.gauges = _Counters(running[engine.id], generated_tokens(engine.id))
 
     def look(self) -> float:
         """What they hold is something else by now; the seconds until the next look."""

@@ -33,6 +33,9 @@ class Pool:
         exact: bool,
     ) -> None:
         """`began` is told of a job's first token, `finished` when its last sequence has ended."""
+        self._running: dict[str, dict[str, Job]] = {limits.engine_id: {} for limits in plan.limits()}
+        self._ended_tokens = dict.fromkeys(self._running, 0)
+        """Output tokens of those that ran and run no more."""
         make = SteppingEngine if exact else LeapingEngine
         self._engines: dict[str, Engine] = {limits.engine_id: make(plan.sizes) for limits in plan.limits()}
         self._due_s = dict.fromkeys(self._engines, NEVER_S)
@@ -46,12 +49,14 @@ class Pool:
         offered, target = job.offered, self.target(job)
         job.unfinished = offered.prompts * offered.n
         job.sequences = [Sequence(job, offered.prompt_tokens, target) for _ in range(job.unfinished)]
+        self._running[job.engine][job.request_id] = job
         for sequence in job.sequences:
             self._engines[job.engine].add(sequence, self._agenda.now_s)
         self._expect(job.engine)
 
     def abort(self, job: Job) -> None:
         """Drop what of it has not ended, when the step that is in progress is over."""
+        self._count_out(job)
         for sequence in job.sequences:
             self._engines[job.engine].abort(sequence, self._agenda.now_s)
         self._expect(job.engine)
@@ -80,6 +85,10 @@ class Pool:
     def seen(self) -> dict[str, Seen]:
         """What each would export now."""
         return {name: engine.seen(self._agenda.now_s) for name, engine in self._engines.items()}
+
+    def generated_tokens(self, engine_id: str) -> int:
+        """Output tokens of an engine by now, of all that ran there: what it would export."""
+        return self._ended_tokens[engine_id] + sum(map(self.generated, self._running[engine_id].values()))
 
     def held_block_s(self) -> float:
         """Blocks held by sequences, times seconds, until now."""
@@ -110,7 +119,13 @@ class Pool:
             job = _job_of(sequence)
             job.unfinished -= 1
             if not job.unfinished:
+                self._count_out(job)
                 self._finished(job)
+
+    def _count_out(self, job: Job) -> None:
+        """It runs no more; nothing if it was counted out before."""
+        if self._running[job.engine].pop(job.request_id, None) is not None:
+            self._ended_tokens[job.engine] += self.generated(job)
 
 
 def _job_of(sequence: Sequence) -> Job:

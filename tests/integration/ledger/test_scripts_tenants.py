@@ -47,6 +47,25 @@ class TestUse:
         await q.read()
         assert "q1" in q.held
 
+    @pytest.mark.parametrize("by_beat", [False, True])
+    async def test_what_grows_lets_others_have_what_was_kept_free_beside_it(self, pool, by_beat):
+        """In the call that tells of it: the tenant is still below its guarantee, but not with all that is kept for it."""
+        p, q = await pool.join("p", engine(), engine("b")), await pool.join("q", engine(), engine("b"))
+        await pool.scripts.set_tenants(Parts.of({"tenant": TenantRules(guarantee=0.5)}))
+        for name, blocks, avoid in (("x", 90, "b"), ("y", 30, "a")):
+            await q.hold(replace(ask(name, blocks=blocks, avoid=frozenset(avoid)), tenant="other"))
+        await p.hold(ask("p0", blocks=20, avoid=frozenset("a")))
+        await p.queue(ask("p1", blocks=60))
+        await p.queue(ask("p2", blocks=30))
+        await q.queue(replace(ask("small", blocks=10), tenant="other"))
+        if by_beat:
+            p.held["p0"] = replace(p.held["p0"], cost=cost(40))
+            await p.beat()
+        else:
+            await p.renew("p0", cost(40))
+        await q.read()
+        assert "small" in q.held
+
     async def test_a_release_that_got_lost_heals_the_use_of_its_tenant_too(self, pool):
         p, q = await pool.join("p", engine()), await pool.join("q", engine())
         await pool.scripts.set_tenants(Parts.of({"tenant": TenantRules(limit=0.5)}))

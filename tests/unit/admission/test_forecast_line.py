@@ -303,14 +303,29 @@ def test_a_tenant_whose_lengths_changed_reserves_at_most_what_it_may_have():
     run_virtual(main())
 
 
-def test_what_is_expected_to_be_more_than_a_tenant_may_have_is_refused_by_its_own_size():
+def test_what_is_expected_to_be_more_than_a_tenant_may_have_takes_all_that_it_may_have():
+    """Not refused for what its answer could come to, which is learned: nobody knows it before."""
+
     async def main() -> None:
         house = ForecastHouse(stream(5))
         await house.open(t=TenantRules(limit=0.01))
-        refused = await house.ask("r")
+        task = asyncio.create_task(house.ask("r"))
+        await soon()
+        assert (house.reserved.blocks, house.reserved.use_blocks) == (10, 10)
+        assert (await task).outcome is Outcome.SERVED
+        assert house.reserved == ZERO_COST
+
+    run_virtual(main())
+
+
+def test_what_its_prompt_alone_takes_is_refused_where_a_tenant_may_not_have_it():
+    async def main() -> None:
+        house = ForecastHouse(stream(5))
+        await house.open(t=TenantRules(limit=0.01))
+        refused = await house.ask("r", prompt=400)
         assert refused.outcome is Outcome.REJECTED_NEVER_FITS
         assert refused.answer is not None
-        assert "needs 256 KV blocks at its peak; the policy gives you at most 10" in refused.answer.message
+        assert "the policy gives you at most 10" in refused.answer.message
 
     run_virtual(main())
 

@@ -88,6 +88,7 @@ async def test_a_damaged_file_is_a_warning(tmp_path: Path, text: str, caplog: py
             learn(lengths)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "a" in statements_of(stored.path.read_bytes())
+    assert stored.path.with_suffix(".bad").read_text(encoding="latin-1") == text
 
 
 async def test_a_directory_that_cannot_be_written_is_a_warning(
@@ -97,6 +98,7 @@ async def test_a_directory_that_cannot_be_written_is_a_warning(
     lengths = Lengths()
     with caplog.at_level(logging.WARNING, "kvgate"):
         async with Stored(str(tmp_path / "file"), "p").serving(lengths):
+            assert "not kept in" in caplog.text  # at the start, not when there is something to lose
             learn(lengths)
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 

@@ -206,6 +206,20 @@ class TenantConformance:
         await probe.ledger.renew("sure0", cost(30))
         assert await probe.started(small) == ["small"]
 
+    async def test_what_grows_leaves_less_to_be_kept_free_for_others_of_its_tenant(self, probe):
+        await probe.ledger.observe(engine("b"))
+        await probe.ledger.set_tenants({"sure": TenantRules(guarantee=0.5)})
+        await probe.start(ask("x", blocks=90, avoid=frozenset("b")))
+        await probe.start(ask("y", blocks=30, avoid=frozenset("a")))
+        await probe.start(ask("sure0", blocks=20, tenant="sure", avoid=frozenset("a")))
+        for number, blocks in ((1, 60), (2, 30)):
+            await probe.wait(ask(f"sure{number}", blocks=blocks, tenant="sure"))
+        small = await probe.wait(ask("small", blocks=10))
+        assert [probe.use(name).pinned_by for name in ("a", "b")] == ["sure2", "sure1"]
+        await probe.ledger.renew("sure0", cost(40))
+        assert await probe.started(small) == ["small"]
+        assert [probe.use(name).pinned_by for name in ("a", "b")] == [None, "sure1"]
+
     # limits
 
     async def test_a_limit_holds_at_each_grant_and_holds_up_nobody_else(self, probe):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvgate.forecasting.rates import Rates
 from kvgate.replay.offered import Offered
 from unit.replay.make import HARDWARE, offered, one
 
@@ -49,6 +50,32 @@ def test_forecasts_learn_that_answers_are_short(tmp_path: Path, stream: bool):
     assert forecasts.total.wait_p50_s < peaks.total.wait_p50_s / 5
     assert forecasts.reserved_share < peaks.reserved_share
     assert forecasts.total.preemptions <= 4
+
+
+def test_how_fast_an_engine_writes_is_seen_where_nothing_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else what runs would be taken to hold less than it does, and more would start than fits."""
+    rates: list[float | None] = []
+    running = Rates.look
+
+    def look(self: Rates, now_s: float) -> None:
+        running(self, now_s)
+        rates.extend(self.tokens_per_s(engine.id) for engine in self._statuses())
+
+    monkeypatch.setattr(Rates, "look", look)
+    left = [
+        offered(number / 4 + 0.1, output_tokens=400, seen_enough_s=0.5, stream=False)
+        for number in range(0, 40, 8)
+    ]
+    whole = [offered(number / 4, output_tokens=300, max_tokens=300, stream=False) for number in range(40)]
+    requests = sorted([*whole, *left], key=lambda one: one.arrived_s)
+    assert one(requests, policy(tmp_path, "forecast")).total.served == 40
+    known = [rate for rate in rates if rate is not None]
+    assert len(known) > 10
+    assert 80 <= min(known) <= max(known) <= 140, (
+        known
+    )  # a token each ten milliseconds, as sequences come and go
 
 
 def test_the_same_input_gives_the_same_answer_with_forecasts_too(tmp_path: Path):

@@ -4,7 +4,7 @@
 --
 -- Sums are blocks (at the peak), seqs, prefill tokens, reservations, blocks that the tenant is said to use, and `f`.
 
-local read_slot, sums_of, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot,
+local read_slot, sums_of, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot, stir_by_use,
   unseen_entry, split_unseen, drop_unseen, write_slots
 
 (function() -- the rest is its own (README)
@@ -104,6 +104,11 @@ function add_to_slot(slot, engine, b, s, p, n, use, f)
   changed_slot(slot)
   add_to_engine(engine, b, s, p, n, use, f)
   add_to_tenant(tenant_of(slot.name), use, n)
+end
+
+-- A tenant that uses more may be entitled to less: what was kept free for those of it that wait is open to others then.
+function stir_by_use(use)
+  stirred = stirred or use > 0
 end
 
 function unseen_entry(gseq, rid, cost)
