@@ -24,9 +24,9 @@ from kvgate_policies.occupancy import NOTHING, SCALE, Occupancy
 RISK_DEFAULT = 0.01
 """How often the sum may exceed the capacity, a moderate time ahead."""
 RISK_SHARES = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75, 1.0, 3.0, 10.0)
-"""What part of the risk each point of the grid gets. The near ones are what a full engine of a dozen requests is held
-back by: at a risk of 20 %, with answers of some hundred tokens, it takes 1.11 times the steps of no limit with 0.1 there
-and preempts 0.8 in 100 requests, 1.09 and 1.6 with 0.15, 1.075 and 2 with 0.2."""
+"""What part of the risk each point of the grid gets. The near ones are what a full engine of a dozen requests is
+held back by: at a risk of 20 %, with answers of some hundred tokens, it takes 1.11 times the steps of no limit with
+0.1 there and preempts 0.8 in 100 requests, 1.09 and 1.6 with 0.15, 1.075 and 2 with 0.2."""
 RISK_MAX = 0.5
 """At half the risk nothing is left free for chance."""
 
