@@ -47,7 +47,8 @@ async def test_without_a_token_it_can_be_read_and_no_more(tmp_path: Path, browse
         looker.expected = ("403 (Forbidden)",)
         link = page.get_by_role("link", name="policy", exact=True)
         policy = await page.context.request.get(await link.evaluate("(anchor) => anchor.href"))
-        assert "digest" in (await policy.json())["file"]  # read so: a browser's own page for JSON has crashed at times
+        # Read where the link points: a browser's own page for JSON has crashed at times.
+        assert "digest" in (await policy.json())["file"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers are for Linux")
