@@ -87,7 +87,8 @@ class Book:
         if use is None:
             self._order[limits.engine_id] = 1 + max(self._order.values(), default=0)
         self._made_room(limits.engine_id)
-        self._measure()
+        if use is None or replace(use.limits, blocks_usable=limits.blocks_usable) != limits:
+            self._measure()  # how much may be filled changes with every reading, and no share by it
         return True
 
     def void(self, engine_id: str) -> int:

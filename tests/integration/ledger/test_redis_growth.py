@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not about how fast: on a busy machine a call would fail, and its ledger start anew."""
+    monkeypatch.setattr("kvgate.ledger.batching.CALL_S_MAX", 30.0)
+    monkeypatch.setattr("kvgate.ledger.connect.SOCKET_S", 30.0)
+
+
 @asynccontextmanager
 async def silent(server: RedisServer, pool: str = "p") -> AsyncIterator[RedisLedger]:
     """A process that beats only when it is told to. The clock of the server is held: nobody is missed by the others."""

@@ -453,6 +453,14 @@ class TenantConformance:
         plain = await probe.wait(ask("plain", blocks=100))
         assert (plain.position, ranked.position) == (0, 1)
 
+    async def test_a_full_queue_does_not_refuse_one_that_comes_before_all_of_it(self, probe):
+        await probe.start(ask("x", blocks=60))
+        for number in range(6):
+            await probe.wait(ask(f"r{number}", blocks=50, rank_in_ms=30_000))
+        await probe.start(ask("first", blocks=10, depth=6))
+        late = await probe.ledger.reserve(ask("last", blocks=10, depth=6, rank_in_ms=30_000))
+        assert late is Refusal.QUEUE_FULL
+
     async def test_the_depth_of_the_queue_is_the_tenants_own(self, probe):
         await probe.start(ask("x", blocks=100))
         await probe.wait(ask("a0", depth=2, tenant="a"))

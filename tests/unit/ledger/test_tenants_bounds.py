@@ -94,6 +94,20 @@ def test_many_that_reach_their_limit_are_set_aside_in_bounded_steps():
     assert [request_id for request_id, _ in core.take_decisions()][-1] == "r7"
 
 
+def test_those_at_their_limit_are_not_looked_at_for_what_an_engine_may_be_filled_with():
+    core, tenants = core_of(), SET_ASIDE_MAX + 40
+    core.observe(engine(blocks=10 * tenants, seqs=2 * tenants))
+    core.set_tenants({f"t{number}": TenantRules(limit=1 / tenants) for number in range(tenants)})
+    for number in range(tenants):
+        for name in ("runs", "waits"):
+            core.reserve(ask(f"{name}{number}", tenant=f"t{number}"), 0)
+    finish(core)
+    core.observe(engine(blocks=10 * tenants, seqs=2 * tenants, blocks_usable=20 * tenants))
+    assert finish(core) == 0
+    core.observe(engine(blocks=10 * tenants, seqs=3 * tenants))
+    assert finish(core) > 0, "more slots are another matter"
+
+
 def test_tags_that_do_not_matter_are_forgotten():
     turns = Turns()
     for number in range(10_000):

@@ -114,10 +114,11 @@ if is_new and budget then
 end
 local is_full = is_new and tenant.queued >= depth
 local is_fresh = not seq
-if is_full and not is_forced and not rank_in and tenant.active[class] >= SCAN_DEPTH + meta.pins then
+local entry = new_entry()
+local looked_at = SCAN_DEPTH + meta.pins
+if is_full and not is_forced and tenant.active[class] >= looked_at and ahead_in(K.queue, equip(entry)) >= looked_at then
   return refuse('queue_full') -- it would come behind all that a walk looks at
 end
-local entry = new_entry()
 add(entry)
 if is_reached(entry) then
   pump()
