@@ -52,6 +52,10 @@ class Outlook:
         """Tokens that cannot be the last of a sequence."""
         return max(min(self.min_tokens, self.max_tokens) - 1, 0)
 
+    def counted_on(self, shape: EngineShape) -> EngineShape:
+        """An engine's shape, without the prompt blocks that its sequences may not be counted on to share."""
+        return replace(shape, prefix_caching=False) if self.n > 1 and not self.shares_prompt else shape
+
     @property
     def telling(self) -> bool:
         """Whether its length says something about others: of several sequences only the sum is known."""
@@ -112,8 +116,7 @@ def _of_prompt(
     apart: int,
     lag_tokens: int,
 ) -> Occupancy:
-    if outlook.n > 1 and not outlook.shares_prompt:
-        shape = replace(shape, prefix_caching=False)
+    shape = outlook.counted_on(shape)
     limit = output_tokens(shape, prompt, outlook.max_tokens)
     blocks = blocks_of_request(shape, prompt, outlook.n)
     vector = forecast_occupancy(

@@ -84,7 +84,7 @@ def least_loaded(
     Rule 5 among all that accept work and have a price, whatever their room, and whoever pinned them.
     """
     loads = [
-        (_load(use, cost, _blocks_after(use, cost, z)), use.limits.engine_id)
+        (_load(use, cost, blocks_counted(use.reserved, cost, z)), use.limits.engine_id)
         for use in engines
         if (cost := costs.get(use.limits.shape)) is not None
         and use.limits.accepting
@@ -110,8 +110,8 @@ def pin(
         cost = costs.get(use.limits.shape)
         if cost is None or not _pinnable(cost, use, avoid):
             continue
-        now = _blocks_after(use, ZERO_COST, z)
-        rank = (_missing(use, cost, _blocks_after(use, cost, z)), _load(use, ZERO_COST, now))
+        now = blocks_counted(use.reserved, ZERO_COST, z)
+        rank = (_missing(use, cost, blocks_counted(use.reserved, cost, z)), _load(use, ZERO_COST, now))
         if best is None or rank < best:
             best, chosen = rank, use.limits.engine_id
     return chosen
@@ -144,19 +144,21 @@ def _blocks_if_fits(cost: KVCost, use: EngineUse, z: ZVector) -> float | None:
     limits = use.limits
     if not limits.accepting or not covers(cost, limits):
         return None
-    after = _blocks_after(use, cost, z)
+    after = blocks_counted(use.reserved, cost, z)
     if use.reservations == 0:
         return after
     slots_fit = use.reserved.seqs + cost.seqs <= limits.seqs
     return after if slots_fit and after <= limits.blocks_open and _prefill_fits(cost, use) else None
 
 
-def _blocks_after(use: EngineUse, cost: KVCost, z: ZVector) -> float:
-    """Blocks that are counted once `cost` is added: a whole number where all of it is guaranteed."""
-    peaks = use.reserved.blocks + cost.blocks
-    if cost.expected is None and use.reserved.expected is None:
+def blocks_counted(reserved: KVCost, more: KVCost, z: ZVector) -> float:
+    """Blocks of an engine that are taken, by rule 2, by what is reserved and `more`: a whole number where all of it is
+    guaranteed.
+    """
+    peaks = reserved.blocks + more.blocks
+    if more.expected is None and reserved.expected is None:
         return peaks
-    return min(blocks_taken(use.reserved.occupancy, cost.occupancy, z), peaks)
+    return min(blocks_taken(reserved.occupancy, more.occupancy, z), peaks)
 
 
 def _pinnable(cost: KVCost, use: EngineUse, avoid: frozenset[str]) -> bool:

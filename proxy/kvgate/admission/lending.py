@@ -88,18 +88,20 @@ class Lending:
         """Those of a slice at once: a shared ledger is told of them in one write."""
         self._changed -= changed
         alike = [name for name, passage in self._waiting.items() if _begins_with(passage, changed)]
-        due = [name for name in alike if self._is_due(name)]
+        due = [name for name in alike if self._lent_anew(name) is not None]
         for start in range(0, len(due), REPRICED_MAX):
             await asyncio.gather(*map(self._reprice, due[start : start + REPRICED_MAX]))
 
-    def _is_due(self, request_id: str) -> bool:
+    def _lent_anew(self, request_id: str) -> int | None:
+        """What it would be lent now; None if that is nothing new, or it waits no more."""
         passage = self._waiting.get(request_id)
-        return passage is not None and self._lent_blocks(passage) != passage.lent_blocks
+        lent = None if passage is None else self._lent_blocks(passage)
+        return None if passage is None or lent == passage.lent_blocks else lent
 
     async def _reprice(self, request_id: str) -> None:
-        if self._is_due(request_id):
-            passage = self._waiting[request_id]
-            await self._ledger.reprice(request_id, _costs(passage, self._lent_blocks(passage)))
+        lent = self._lent_anew(request_id)
+        if lent is not None:
+            await self._ledger.reprice(request_id, _costs(self._waiting[request_id], lent))
 
 
 def _costs(passage: Passage, lent: int) -> Mapping[EngineShape, KVCost]:

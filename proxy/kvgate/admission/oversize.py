@@ -46,7 +46,5 @@ def _is_open_ended(outlook: Outlook, shape: EngineShape) -> bool:
 
 def _surely(outlook: Outlook, shape: EngineShape) -> int:
     """Blocks that it takes at its end, however early that is."""
-    if outlook.n > 1 and not outlook.shares_prompt:
-        shape = replace(shape, prefix_caching=False)
     output = outlook.max_tokens if outlook.ignore_eos else outlook.sure + 1
-    return price(shape, outlook.prompts, output, outlook.n).blocks
+    return price(outlook.counted_on(shape), outlook.prompts, output, outlook.n).blocks

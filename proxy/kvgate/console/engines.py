@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from kvgate.console.snapshot import ENGINES_SHOWN_MAX, EngineShown, Part
-from kvgate_policies.forecast_fit import Z_DEFAULT, blocks_taken
-from kvgate_policies.occupancy import NOTHING
+from kvgate_policies.forecast_fit import Z_DEFAULT
+from kvgate_policies.placement import blocks_counted
 from kvgate_policies.types import ZERO_COST
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _parts(reserved: KVCost) -> tuple[Part, ...]:
     if reserved.expected is None:
         return (Part("guaranteed", reserved.blocks),)
     expected = reserved.use_blocks
-    taken = min(math.ceil(blocks_taken(reserved.expected, NOTHING, Z_DEFAULT)), reserved.blocks)
+    taken = math.ceil(blocks_counted(reserved, ZERO_COST, Z_DEFAULT))
     return Part("expected", expected), Part("at_risk", max(taken - expected, 0))
 
 

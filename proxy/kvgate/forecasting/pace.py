@@ -95,9 +95,8 @@ class Pace:
         rate = self._rates.fastest_per_s(run.engine_id)
         is_known = rate is not None and run.meter is not None and run.reached > 0
         least = LAG_MIN if is_known else LAG_TOKENS
-        steps = (
-            grown - self._tokens_per_event + 1.0
-        )  # an event counts when it came, whenever its tokens were made
+        # An event counts when it came, whenever its tokens were made.
+        steps = grown - self._tokens_per_event + 1.0
         fastest = max(rate or 0.0, steps / self._span_s if self._span_s >= SPAN_S_MIN else 0.0)
         return self._bounded(max(fastest * self._late_s(ahead_s), steps), least)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvgate.forecasting import Running
     from kvgate.ledger.base import Grant, Ledger
     from kvgate.ledger.core import LedgerCore
+    from kvgate.replay.engine_base import Seen
     from kvgate_policies.occupancy import Occupancy
     from kvgate_policies.types import KVCost, LedgerView, TenantPolicy
 
@@ -154,10 +155,10 @@ class Foreseeing:
                 run.meter.completion_tokens = tokens
         run.__exit__(None, None, None)
 
-    def scraped(self, running: Mapping[str, int], generated_tokens: Callable[[str], int]) -> None:
-        """The engines were read: how many sequences run on each, and output tokens that it has made so far."""
+    def scraped(self, seen: Mapping[str, Seen], generated_tokens: Callable[[str], int]) -> None:
+        """The engines were read, and are asked for the output tokens that each has made so far."""
         for engine in self._engines:
-            engine.gauges = _Counters(running[engine.id], generated_tokens(engine.id))
+            engine.gauges = _Counters(seen[engine.id].running, generated_tokens(engine.id))
 
     def look(self) -> float:
         """What they hold is something else by now; the seconds until the next look."""

@@ -341,8 +341,7 @@ class World:
     def _scrape(self) -> None:
         seen = self._pool.seen()
         if self._foreseeing is not None:
-            running = {engine_id: one.running for engine_id, one in seen.items()}
-            self._foreseeing.scraped(running, self._pool.generated_tokens)
+            self._foreseeing.scraped(seen, self._pool.generated_tokens)
         self._brake.look(seen, self.now_s)
         self._apply()
         self._at(self.now_s + self._settings.probe_interval_s, self._scrape)

@@ -15,9 +15,10 @@ from prometheus_client.registry import Collector
 from kvgate.telemetry import catalogue
 from kvgate.telemetry.fairness import FairnessWindow
 from kvgate.telemetry.tenants import Row, tenant_rows
-from kvgate_policies.forecast_fit import Z_DEFAULT, load
+from kvgate_policies.forecast_fit import Z_DEFAULT
 from kvgate_policies.occupancy import SCALE
-from kvgate_policies.types import EngineLimits, EngineUse, LedgerView
+from kvgate_policies.placement import blocks_counted
+from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, LedgerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -188,10 +189,7 @@ def _modes(view: LedgerView) -> Iterable[str]:
 
 
 def _at_risk(use: EngineUse) -> float:
-    blocks = use.limits.blocks
-    if blocks <= 0:
-        return 0.0
-    return min(load(use.reserved.occupancy, blocks, Z_DEFAULT) * blocks, use.reserved.blocks)
+    return blocks_counted(use.reserved, ZERO_COST, Z_DEFAULT) if use.limits.blocks > 0 else 0.0
 
 
 def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:

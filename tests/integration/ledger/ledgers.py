@@ -7,6 +7,8 @@ import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import HealthCheck, settings
+
 from kvgate.clock import SystemClock
 from kvgate.ledger.base import Grant, RateSpent, Refusal
 from kvgate.ledger.connect import TROUBLE
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 WITHIN_S = 15.0
 """For what has to happen sooner or later: far above what it takes on a busy machine."""
+MACHINE = settings(
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+"""Of random operations on a real server: the same ones each time."""
 
 
 class Watch:

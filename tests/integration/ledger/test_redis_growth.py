@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from integration.ledger.ledgers import queue, refresh, start, until
+from integration.ledger.ledgers import MACHINE, queue, refresh, start, until
 from integration.ledger.process import CLOCK, START_MS, hold_clock
 from kvgate.clock import SystemClock
 from kvgate.ledger.base import Ask
@@ -332,14 +332,7 @@ class Growth(RuleBasedStateMachine):
             assert total.seqs <= SEQS
 
 
-STEPS = settings(
-    max_examples=15,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+STEPS = settings(MACHINE, max_examples=15)
 
 
 def run(server: RedisServer, steps: settings) -> None:

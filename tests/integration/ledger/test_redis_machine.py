@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
-from integration.ledger.ledgers import Exact, refresh, without_heartbeats
+from integration.ledger.ledgers import MACHINE, Exact, refresh, without_heartbeats
 from support.redis_server import RedisServer, binary
 from unit.ledger.machine import LedgerMachine
 
@@ -68,14 +68,7 @@ class OneEngineMachine(RedisMachine):
     engine_ids = ("a",)
 
 
-STEPS = settings(
-    max_examples=12,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+STEPS = settings(MACHINE, max_examples=12)
 TestManyEngines = RedisMachine.TestCase
 TestManyEngines.settings = STEPS
 TestOneEngine = OneEngineMachine.TestCase

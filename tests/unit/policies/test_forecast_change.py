@@ -71,10 +71,19 @@ class Crowd:
         names = list(medians)
         for index in range(count):
             tenant = names[index % len(names)]
-            length = max(1, round(medians[tenant] * self.rng.lognormvariate(0.0, 1.0)))
-            self.running.append([tenant, self.lengths.start(tenant), length, 0])
+            self.add(tenant, medians[tenant])
             if index % 2:
                 self.beat()
+
+    def add(self, tenant: str, median: float) -> None:
+        """One more sequence begins, of a log-normal length."""
+        length = max(1, round(median * self.rng.lognormvariate(0.0, 1.0)))
+        self.running.append([tenant, self.lengths.start(tenant), length, 0])
+
+    def finish(self) -> None:
+        """Until none runs."""
+        while self.running:
+            self.beat()
 
     def beat(self) -> None:
         for one in self.running:
@@ -99,8 +108,7 @@ def test_answers_of_one_length_that_run_side_by_side_raise_no_alarm(length):
     crowd = Crowd(7)
     for _ in range(12):
         crowd.running += [["a", crowd.lengths.start("a"), length, 0] for _ in range(150)]
-        while crowd.running:
-            crowd.beat()
+        crowd.finish()
     assert crowd.changed == []
 
 
@@ -110,10 +118,8 @@ def test_many_after_few_raise_no_alarm():
         crowd = Crowd(seed)
         crowd.begin(30, a=16.0)
         for _ in range(200):
-            length = max(1, round(16.0 * crowd.rng.lognormvariate(0.0, 1.0)))
-            crowd.running.append(["a", crowd.lengths.start("a"), length, 0])
-        while crowd.running:
-            crowd.beat()
+            crowd.add("a", 16.0)
+        crowd.finish()
         assert crowd.changed == []
 
 
@@ -123,10 +129,8 @@ def test_a_newcomer_who_is_not_like_the_others_has_not_changed():
         crowd = Crowd(seed)
         crowd.begin(600, a=20.0, b=20.0)
         for _ in range(40):
-            length = max(1, round(100.0 * crowd.rng.lognormvariate(0.0, 1.0)))
-            crowd.running.append(["new", crowd.lengths.start("new"), length, 0])
-        while crowd.running:
-            crowd.beat()
+            crowd.add("new", 100.0)
+        crowd.finish()
         assert crowd.changed == []
 
 

@@ -83,7 +83,6 @@ local function apply(list)
     local slot = change.slot
     slot.u = change.kept
     add_to_slot(slot, engine_for(slot), unpack(change.sums, 1, 6))
-    stir_by_use(change.sums[5])
     drop_unseen(change.read)
   end
   for _, change in ipairs(list) do

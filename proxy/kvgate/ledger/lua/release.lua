@@ -26,7 +26,6 @@ if engine and mask_at(process.mask, engine.no) ~= UNKNOWN then
     return corrupt(why)
   end
   add_to_slot(slot, engine, b, s, p, n, use, f)
-  stir_by_use(use)
   serve(tenant, work)
   correct_turn(tenant, class, work_of_turn)
   correct_tokens(tenant, tokens)

@@ -4,7 +4,7 @@
 --
 -- Sums are blocks (at the peak), seqs, prefill tokens, reservations, blocks that the tenant is said to use, and `f`.
 
-local read_slot, sums_of, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot, stir_by_use,
+local read_slot, sums_of, slot_of, slots_of, changed_slot, is_below_zero, objection, add_to_engine, add_to_slot,
   unseen_entry, split_unseen, drop_unseen, write_slots
 
 (function() -- the rest is its own (README)
@@ -97,17 +97,14 @@ function add_to_engine(engine, b, s, p, n, use, f)
 end
 
 -- Change a slot and with it the sums of its engine and its tenant's use. The caller asked `objection` where
--- something could be below zero.
+-- something could be below zero. A tenant that uses more may be entitled to less: what was kept free for those of it that
+-- wait is open to others then.
 function add_to_slot(slot, engine, b, s, p, n, use, f)
   slot.b, slot.s, slot.p, slot.n = slot.b + b, slot.s + s, slot.p + p, slot.n + n
   slot.use, slot.f = slot.use + use, forecasts.add(slot.f, f)
   changed_slot(slot)
   add_to_engine(engine, b, s, p, n, use, f)
   add_to_tenant(tenant_of(slot.name), use, n)
-end
-
--- A tenant that uses more may be entitled to less: what was kept free for those of it that wait is open to others then.
-function stir_by_use(use)
   stirred = stirred or use > 0
 end
 
