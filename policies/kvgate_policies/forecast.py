@@ -18,6 +18,8 @@ Promises:
   pool with all tenants whose own sequences do not speak against it, is *guarded*: a request that starts reserves
   its guaranteed peak. Those that run by a forecast are priced by the new curve, the others keep their peak; when
   enough ends were seen, all are priced by it. Who was guarded for the pool's sake is trusted again with the pool.
+* One tenant's change is not the pool's: the pool has changed if it shows whichever of its tenants is left out, and
+  what a tenant that changed by itself did is left out from then on. A pool of one tenant is that tenant.
 * A curve is made anew at a review, when there is news enough: a tenant that is idle costs nothing.
 * Memory is bounded: `TENANTS_MAX` records, each of at most 1 + 1 + `COHORTS_MAX` histograms; the one longest
   without a start is forgotten first.
@@ -29,7 +31,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvgate_policies.forecast_change import COHORT_SEQUENCES, EVIDENCE_MIN, RATIO_MAX, Fate
+from kvgate_policies.forecast_change import (
+    COHORT_SEQUENCES,
+    EVIDENCE_MIN,
+    RATIO_MAX,
+    Fate,
+    changed_whoever_is_left_out,
+)
 from kvgate_policies.forecast_record import LengthRecord
 from kvgate_policies.forecast_survival import Survival, prior
 
@@ -75,6 +83,10 @@ class Lengths:
         """Whose lengths have become longer than forecast and are not known well enough yet; `POOL` for all."""
         return frozenset(name for name, record in self._records() if record.guarded)
 
+    def is_suspected(self, name: str) -> bool:
+        """Whether it is guarded for the pool's sake alone: nothing shows that its own lengths are as they were."""
+        return name in self._suspected
+
     # Telling
 
     def start(self, tenant: str) -> int:
@@ -108,20 +120,38 @@ class Lengths:
         if (record := self._tenants.get(tenant)) is not None:
             record.end(cohort, length)
 
-    def review(self) -> tuple[str, ...]:
-        """To be called at each heartbeat: curves follow what was told, changes are looked for.
+    def review(self, now_s: float = 0.0) -> tuple[str, ...]:
+        """To be called at each heartbeat: curves follow what was told, changes are looked for. `now_s` is any clock,
+        for the longest time that somebody stays guarded.
 
         Returns whose lengths were just found to be longer than forecast; `POOL` stands for all.
         """
-        changed = [name for name, record in self._tenants.items() if record.review(self._cohort) is not None]
+        changed = [
+            name for name, record in self._tenants.items() if record.review(self._cohort, now_s) is not None
+        ]
         self._suspected.difference_update(changed)
-        since = self._pool.review(self._cohort)
+        self._leave_out(changed)
+        since = self._pool.review(self._cohort, now_s, self._is_of_many)
         if since is not None:
             changed += [POOL, *self._suspects(since, changed)]
         if not self._pool.guarded:
             self._vouched.clear()
             self._trust_suspects()
         return tuple(changed)
+
+    def _leave_out(self, changed: Iterable[str]) -> None:
+        """They changed by themselves, or another replica says so: that says nothing of the pool."""
+        for name in changed:
+            dropped = self._tenants[name].take_dropped()
+            if len(self._tenants) > 1:
+                self._pool.leave_out(dropped)
+
+    def _is_of_many(self, since: int) -> bool:
+        """Whether what began since that cohort has changed whoever of the tenants is left out."""
+        if len(self._tenants) < 2:
+            return True
+        parts = (record.fate(since) for record in self._tenants.values())
+        return changed_whoever_is_left_out(self._pool.fate(since), parts)
 
     def _suspects(self, since: int, known: list[str]) -> list[str]:
         """The pool changed: every tenant whose own ends do not speak against it changed with it."""
@@ -133,6 +163,7 @@ class Lengths:
                 self._vouched.add(name)
             else:
                 record.forget_before(since, RATIO_MAX)
+                record.take_dropped()  # the pool has given them up as well
                 self._suspected.add(name)
                 suspects.append(name)
         return suspects
@@ -167,8 +198,10 @@ class Lengths:
         heard, guarded = list(statements), self.guarded_names
         for name, record in self._records():
             record.hear([theirs[name] for theirs in heard if name in theirs])
+        newly = self.guarded_names - guarded - {POOL}
+        self._leave_out(newly)
         if self._pool.guarded:
-            self._suspected |= self.guarded_names - guarded - {POOL}
+            self._suspected |= newly
 
     def restore(self, statements: Mapping[str, Sequence[float]]) -> None:
         """Begin with what was counted before a restart. Raises ValueError for what is no statement."""

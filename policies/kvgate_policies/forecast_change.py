@@ -21,7 +21,7 @@ ratio test; Page 1954, Lorden 1971). What was learned before that is then worth 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 COHORT_SEQUENCES = 32
@@ -30,6 +30,9 @@ COHORTS_MAX = 16
 """Cohorts told apart; older ones are history. 512 sequences reach back further than any change stays unseen."""
 EVIDENCE_MIN = 14.0
 """Natural logarithm of one over the chance of a false alarm in one test: about one in a million."""
+EVIDENCE_OTHERS_MIN = EVIDENCE_MIN / 2
+"""Evidence that must be left of a change of all whoever of them is left out: one in a thousand by accident, and only
+asked where all together are sure of it."""
 RATIO_MAX = 0.6
 """Ends seen over ends expected, above which no alarm is raised: outputs at least half again as long."""
 
@@ -45,6 +48,14 @@ class Fate:
 
     def __add__(self, other: Fate) -> Fate:
         return Fate(self.expected + other.expected, self.seen + other.seen, self.doubt + other.doubt)
+
+    def __sub__(self, part: Fate) -> Fate:
+        """Of the others; nothing of it is below 0."""
+        return Fate(
+            max(self.expected - part.expected, 0.0),
+            max(self.seen - part.seen, 0.0),
+            max(self.doubt - part.doubt, 0.0),
+        )
 
     @property
     def ratio(self) -> float:
@@ -71,6 +82,17 @@ def changed_since(cohorts: Sequence[Fate], evidence_min: float = EVIDENCE_MIN) -
     for index in range(len(cohorts) - 1, -1, -1):
         together += cohorts[index]
         found = evidence(together)
-        if found > best and together.seen < RATIO_MAX * together.expected:
+        if found > best and are_longer(together):
             best, since = found, index
     return since
+
+
+def are_longer(fate: Fate) -> bool:
+    """Whether so few ended that it is no small lasting bias."""
+    return fate.seen < RATIO_MAX * fate.expected
+
+
+def changed_whoever_is_left_out(all_together: Fate, parts: Iterable[Fate]) -> bool:
+    """Whether it is a change of all, and not of a single one that speaks for all: others show it too."""
+    rests = (all_together - part for part in parts)
+    return all(evidence(rest) >= EVIDENCE_OTHERS_MIN and are_longer(rest) for rest in rests)

@@ -2,7 +2,7 @@
 
 A record keeps the sequences that began lately apart, in cohorts (`forecast_change`), and everything before them
 as one history that fades. Sequences that outlive their forecast make it drop what it knew before they began: it
-enters a new *era* and is *guarded* until `RELEARN_ENDS` ends were seen in it.
+enters a new *era* and is *guarded* until `RELEARN_ENDS` ends were seen in it, or for `GUARD_S_MAX`.
 
 Records are shared by absolute numbers: each replica states what it counted itself, and takes the others'
 statements as they are. Stating or reading twice, or missing one, does no harm. Statements of an older era than
@@ -11,7 +11,7 @@ one's own are void; one of a newer era makes one's own count void.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvgate_policies.forecast_change import COHORTS_MAX, EVIDENCE_MIN, RATIO_MAX, Fate, changed_since
@@ -24,6 +24,10 @@ RELEARN_ENDS = 30.0
 """Ends that must have been seen in a new era before its forecasts are trusted."""
 RELEARN_LONG_ENDS = 10.0
 """How many of them at lengths that only half of all get to: early ends say nothing about the long ones."""
+
+GUARD_S_MAX = 600.0
+"""After which a record is no longer guarded, however few ends it saw: a tenant that brings so few cannot fill an
+engine, and one whose answers teach nothing (several sequences of a prompt) would be guarded for ever."""
 
 NEWS_TRIALS = 512.0
 NEWS_ENDS = 2.0
@@ -59,6 +63,10 @@ class LengthRecord:
         """How many changes there were."""
         self.guarded = False
         """Whether forecasts are not to be trusted at present."""
+        self._guarded_at_s: float | None = None
+        """The first review in which it was guarded."""
+        self._dropped: dict[int, Fate] = {}
+        """By cohort: what was held against the forecast when it was given up."""
         self.told = 0
         """How often it was told something: its statement is another one then."""
 
@@ -104,22 +112,27 @@ class LengthRecord:
         found.lengths.end(length)
         found.fate += Fate(seen=1.0)
 
-    def review(self, cohort: int) -> int | None:
+    def review(
+        self, cohort: int, now_s: float = 0.0, confirmed: Callable[[int], bool] | None = None
+    ) -> int | None:
         """Look for a change, and let old cohorts become history. `cohort` is the present one's number.
 
-        The cohort in which it happened is forgotten too: some of it is of the old kind.
+        The cohort in which it happened is forgotten too: some of it is of the old kind. `confirmed` is asked before a
+        change since that cohort is believed. `now_s` is any clock, for the longest time that it stays guarded.
 
         Returns the number of the cohort since which things are different, when that is noticed just now.
         """
         index = changed_since([known.fate for known in self._cohorts.values()], self._evidence_min)
         since = None if index is None else list(self._cohorts)[index]
+        if since is not None and confirmed is not None and not confirmed(since):
+            since = None
         if since is not None:
             self.forget_before(since + 1, self.fate(since).ratio)
         for old in [number for number in self._cohorts if number <= cohort - COHORTS_MAX]:
             self._history.add(self._cohorts.pop(old).lengths)
         while self._history.sequences > HISTORY_SEQUENCES:
             self._history.fade(0.5)
-        self.guarded = self.guarded and not self._relearned()
+        self._trust_again(now_s)
         if since is not None or self._news >= NEWS_TRIALS:
             self._curve = None
         return since
@@ -127,6 +140,17 @@ class LengthRecord:
     def fate(self, cohort: int) -> Fate:
         """Of the sequences that began with that cohort or later."""
         return sum((known.fate for number, known in self._cohorts.items() if number >= cohort), Fate())
+
+    def take_dropped(self) -> dict[int, Fate]:
+        """By cohort, the fates that made it enter a new era, or that it had when it was told to; once."""
+        dropped, self._dropped = self._dropped, {}
+        return dropped
+
+    def leave_out(self, dropped: Mapping[int, Fate]) -> None:
+        """Those are explained by somebody else's change: they no longer count for one."""
+        for number, fate in dropped.items():
+            if (known := self._cohorts.get(number)) is not None:
+                known.fate -= fate
 
     def as_forecast(self, cohort: int) -> bool:
         """Whether what began with that cohort or later clearly ends as forecast: evidence against a change."""
@@ -143,12 +167,13 @@ class LengthRecord:
         if self._curve is not None:
             self._before = stretched(self._curve, min(ratio, 1.0))
         self._history, self._others = LengthHistogram(), LengthHistogram()
+        self._dropped = {number: known.fate for number, known in self._cohorts.items()}
         self._cohorts = {number: known for number, known in self._cohorts.items() if number >= cohort}
         self._since = cohort
         for known in self._cohorts.values():
             known.fate = Fate()
         self._curve = None
-        self.guarded = True
+        self.guarded, self._guarded_at_s = True, None
         self.era += 1
 
     def statement(self) -> list[float]:
@@ -189,6 +214,17 @@ class LengthRecord:
         """Others have noticed a change that was not noticed here."""
         self.forget_before(max(self._cohorts, default=self._since - 1) + 1, RATIO_MAX)
         self.era = era
+
+    def _trust_again(self, now_s: float) -> None:
+        if not self.guarded:
+            return
+        if self._guarded_at_s is None:
+            self._guarded_at_s = now_s
+        if self._relearned():
+            self.guarded = False
+        elif now_s - self._guarded_at_s >= GUARD_S_MAX:
+            # What is known since is little, and what was known before is wrong: it is as one that is new.
+            self.guarded, self._before, self._curve = False, None, None
 
     def _relearned(self) -> bool:
         seen = self.lengths()

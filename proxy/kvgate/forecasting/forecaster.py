@@ -230,22 +230,25 @@ class Forecaster:
         return not keeps
 
     async def _review(self) -> None:
-        longer = self.lengths.review()
+        longer = self.lengths.review(self._beaten_s)
         guarded = self.lengths.guarded_names
         if not longer and guarded == self._guarded:
             return
         relearned, changed = self._guarded - guarded, self._guarded ^ guarded | frozenset(longer)
         self._guarded = guarded
         self._changes += 1
-        self._watch.guarded(len(guarded))
+        self._watch.guarded(len(guarded - {POOL}))
         for name in longer:
             self._watch.lengths_changed(name, "longer")
             log.warning(
-                "the answers of %s have become longer than forecast: peaks are reserved", _whose(name)
+                "nothing shows that the answers of %s are still as they were: peaks are reserved"
+                if self.lengths.is_suspected(name)
+                else "the answers of %s have become longer than forecast: peaks are reserved",
+                _whose(name),
             )
         for name in relearned:
             self._watch.lengths_changed(name, "relearned")
-            log.info("the answers of %s are known well enough again: forecasts are reserved", _whose(name))
+            log.info("the answers of %s are forecast again", _whose(name))
         if self.on_change is not None:
             await self.on_change(changed)
 

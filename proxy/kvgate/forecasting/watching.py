@@ -13,7 +13,7 @@ class ForecastWatch(Protocol):
         ...
 
     def lengths_changed(self, tenant: str, change: str) -> None:
-        """`longer`: a tenant's answers outlive their forecast; `relearned`: they are known well enough again."""
+        """`longer`: a tenant's answers outlive their forecast; `relearned`: they are forecast again."""
         ...
 
     def guarded(self, tenants: int) -> None:

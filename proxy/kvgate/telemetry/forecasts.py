@@ -49,7 +49,7 @@ class ForecastCounters:
         self._calibration(f"{quantile:g}", YES if exceeded else NO).inc()
 
     def lengths_changed(self, tenant: str, change: str) -> None:
-        """`longer`: a tenant's answers outlive their forecast; `relearned`: they are known well enough again.
+        """`longer`: a tenant's answers outlive their forecast; `relearned`: they are forecast again.
 
         An empty name stands for all tenants.
         """

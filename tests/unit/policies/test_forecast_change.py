@@ -15,9 +15,10 @@ from kvgate_policies.forecast_change import (
     EVIDENCE_MIN,
     Fate,
     changed_since,
+    changed_whoever_is_left_out,
     evidence,
 )
-from kvgate_policies.forecast_record import RELEARN_ENDS
+from kvgate_policies.forecast_record import GUARD_S_MAX, RELEARN_ENDS
 
 
 def test_evidence_bounds_the_chance_of_an_accident():
@@ -159,6 +160,91 @@ def test_the_others_are_left_alone():
     assert not crowd.lengths.guarded("b")
     assert not crowd.lengths.guarded("c")
     assert crowd.lengths.curve("b").quantile(0.5) == pytest.approx(100, rel=0.35)
+
+
+def begin_at_once(crowd: Crowd, count: int, **medians: float) -> None:
+    """So many sequences of each, and no heartbeat in between."""
+    for tenant, median in medians.items():
+        for _ in range(count):
+            crowd.add(tenant, median)
+
+
+def test_quiet_tenants_and_newcomers_are_left_alone_too():
+    """Of them nothing speaks against a change; but nothing speaks for it either."""
+    for seed in range(6):
+        crowd = Crowd(seed)
+        crowd.begin(256, a=20.0, b=20.0)
+        crowd.finish()
+        for _ in range(4):
+            begin_at_once(crowd, 64, a=400.0)
+            crowd.finish()
+        assert crowd.changed == ["a"]
+        assert not crowd.lengths.guarded("b")
+        assert not crowd.lengths.guarded("new")
+
+
+def test_a_newcomer_whose_answers_are_long_is_no_change_of_the_others():
+    crowd = Crowd(8)
+    crowd.begin(640, a=20.0, b=20.0)
+    crowd.finish()
+    for _ in range(4):
+        begin_at_once(crowd, 96, c=1500.0)
+        crowd.finish()
+    assert set(crowd.changed) == {"c"}
+    assert not crowd.lengths.guarded("a")
+    assert not crowd.lengths.guarded("b")
+
+
+def test_a_change_of_two_is_a_change_of_all():
+    crowd = Crowd(9)
+    crowd.begin(256, a=20.0, b=20.0)
+    crowd.finish()
+    begin_at_once(crowd, 64, a=400.0, b=400.0)
+    crowd.finish()
+    assert {"a", "b"} <= set(crowd.changed)
+    assert crowd.changed.count("a") == crowd.changed.count("b") == 1
+
+
+def test_a_change_is_the_pools_if_it_shows_whoever_is_left_out():
+    one, few, none = Fate(30.0, 2.0), Fate(9.0, 0.0), Fate(9.0, 9.0)
+    assert changed_whoever_is_left_out(one + few, [one, few])
+    assert not changed_whoever_is_left_out(one, [one])
+    assert not changed_whoever_is_left_out(one + none, [one, none])
+    assert changed_whoever_is_left_out(one, []), "of those that nobody knows"
+
+
+def test_a_replica_that_hears_of_one_tenants_change_does_not_take_it_for_all():
+    one, other = Crowd(9), Crowd(10)
+    for crowd in (one, other):
+        crowd.begin(256, a=20.0, b=20.0)
+        crowd.finish()
+    begin_at_once(one, 64, a=400.0)
+    one.finish()
+    assert one.changed == ["a"]
+    begin_at_once(other, 24, a=400.0)
+    other.beat()
+    assert other.changed == []
+    other.lengths.hear([one.lengths.statements()])
+    other.finish()
+    assert other.lengths.guarded_names <= {"a"}
+    assert not other.lengths.guarded("b")
+
+
+def test_nobody_is_guarded_for_ever():
+    """Of several sequences nothing is learned: who sends nothing else brings no ends to learn from."""
+    crowd = Crowd(12)
+    crowd.begin(300, a=20.0)
+    crowd.finish()
+    while not crowd.lengths.guarded("a"):
+        crowd.begin(2, a=400.0)
+    lengths = crowd.lengths
+    lengths.review(GUARD_S_MAX - 1.0)
+    assert lengths.guarded("a")
+    assert lengths.guarded("new")
+    lengths.review(GUARD_S_MAX)
+    assert not lengths.guarded("a")
+    assert not lengths.guarded("new")
+    assert lengths.curve("a").quantile(0.5) > 60, "what was known before is forgotten"
 
 
 def test_a_change_of_all_is_noticed_by_the_pool_and_newcomers_are_guarded():
