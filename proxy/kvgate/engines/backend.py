@@ -158,7 +158,7 @@ class Backend:
 
     async def probe(self) -> None:
         """Look once and let the ledger know. Bounded by a few times `probe_timeout_s`."""
-        scrapes = self._looks.due
+        scrapes = self._looks.due or not self._answers()  # it may come back as another process
         reading = await (self._prober.look() if scrapes else self._prober.glance())
         if scrapes:
             self._looks.scraped()
@@ -168,6 +168,8 @@ class Backend:
             await self._learned()
         self._probed_at_s = self._clock.monotonic()
         uses = self._uses()
+        if any(engine.is_contradicted(uses.get(engine.id)) for engine in self.engines):
+            self._looks.doubt()
         for engine in list(self.engines):
             await self._take_in(engine, reading.seen, uses.get(engine.id))
 

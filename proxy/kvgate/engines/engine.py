@@ -125,6 +125,12 @@ class Engine:
         self._log_age(now_s)
         return is_fresh
 
+    def is_contradicted(self, use: EngineUse | None) -> bool:
+        """Whether the ledger knows another size of it: another process saw a restart that this one did not."""
+        if use is None or self.told is None:
+            return False
+        return (use.limits.blocks, use.limits.shape) != (self.told.blocks, self.told.shape)
+
     def forget_past(self) -> None:
         """Another process runs there now."""
         self.gauges = self.gauges_s = self.usable = None

@@ -5,7 +5,8 @@ saw; the others look at `/health`, and scrape now and then, so that they know it
 replicas of W workers a backend answers one scrape a second instead of R × W.
 
 A process scrapes too where it has to know by itself: before it has learned the backend's capacity, while the
-shared ledger is away, and at once after any sign that the backend may have been restarted.
+shared ledger is away, as long as the backend is down, and at once after any other sign that it may have been restarted:
+the ledger knowing another size of it is one.
 """
 
 from __future__ import annotations

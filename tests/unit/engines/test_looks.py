@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from kvgate.engines.looks import OTHERS_SCRAPE_S
 from support.upstream import EngineFace
@@ -15,6 +16,11 @@ async def counted(world: World, seconds: float) -> tuple[int, int]:
     before = server.asked("/metrics"), server.asked("/health")
     await asyncio.sleep(seconds)
     return server.asked("/metrics") - before[0], server.asked("/health") - before[1]
+
+
+def blocks_known(world: World) -> int | None:
+    limits = world.status().limits
+    return None if limits is None else limits.blocks
 
 
 @virtual
@@ -72,3 +78,37 @@ async def test_a_server_that_is_unhealthy_is_down_for_the_others_too() -> None:
     async with world.running():
         world.servers["a"].face.healthy = False
         await world.until(lambda: world.state() == "down", timeout_s=1.2)
+
+
+@virtual
+async def test_one_that_comes_back_from_being_unhealthy_is_asked_its_size_at_once() -> None:
+    """Behind a service that answers for it: nothing is refused while it restarts."""
+    world = World({"a": Server()})
+    world.ledger.elects = False
+    async with world.running():
+        await asyncio.sleep(3)
+        face = world.servers["a"].face
+        face.healthy, face.metrics = False, False
+        await world.until(lambda: world.state() == "down", timeout_s=1.2)
+        told = len(world.ledger.told)
+        face.start_time_s += 60
+        face.num_gpu_blocks = 241
+        face.healthy = face.metrics = True
+        await world.until(world.accepting, timeout_s=1.2)
+        assert {limits.blocks for limits in world.ledger.told[told:] if limits.accepting} == {240}
+
+
+@virtual
+async def test_a_size_that_another_process_found_is_looked_at_with_the_next_probe() -> None:
+    """It restarted between two looks at its health: nothing was to be seen of it here."""
+    world = World({"a": Server()})
+    world.ledger.elects = False
+    async with world.running():
+        await asyncio.sleep(3)
+        face = world.servers["a"].face
+        face.start_time_s += 60
+        face.num_gpu_blocks = 241
+        await world.ledger.observe(replace(world.use().limits, blocks=240))
+        await world.until(lambda: blocks_known(world) == 240, timeout_s=2.4)
+        scrapes, _ = await counted(world, 30)
+        assert scrapes <= 30 / OTHERS_SCRAPE_S + 1
