@@ -30,7 +30,7 @@ def _told(app: App) -> dict[str, int]:
         "active": app.gateway.active,
         "queued": view.queued,
         "reservations": sum(use.reservations for use in view.engines),
-        "reserved_blocks": sum(use.reserved.blocks for use in view.engines),
+        "reserved_blocks": sum(use.reserved.use_blocks for use in view.engines),
     }
 
 

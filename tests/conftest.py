@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
+for helper in ("conformance", "conformance_tenants", "pool", "machine", "saturated"):
+    pytest.register_assert_rewrite(f"unit.ledger.{helper}")
+
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 

@@ -130,8 +130,8 @@ def _blocks() -> list[p.PanelBuilder]:
         p.lines(
             About(
                 "Drift",
-                "Blocks in use minus blocks reserved. Below 0 as a rule: a reservation is the most that is "
-                "expected, or the peak.",
+                "Blocks in use minus what reservations take: the peaks, or by forecast the most that is "
+                "expected and what chance may add. Below 0 as a rule.",
                 "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too "
                 "low.",
                 "Drift",

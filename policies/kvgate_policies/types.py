@@ -256,6 +256,8 @@ class EngineUse:
     reservations: int
     pinned_by: str | None = None
     """The queued request this engine is kept free for."""
+    share: KVCost | None = None
+    """The most that a process may use of it while it decides alone, because the shared ledger is away; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,8 @@ class TenantUse:
     name: str
     rules: TenantRules
     blocks: int = 0
-    """KV blocks reserved, on all engines and by all processes."""
+    """KV blocks reserved, on all engines and by all processes: each request's largest mean, added up. The largest sum
+    of their means (`EngineUse.reserved`) may be less, for their largest ones need not be at the same time."""
     blocks_guaranteed: int = 0
     blocks_limit: int = 0
     """Guarantee and limit as blocks of the present pool."""

@@ -33,6 +33,7 @@ from kvgate.assembly.pools import build
 from kvgate.assembly.readiness import pool_states, readiness
 from kvgate.clock import Clock, SystemClock
 from kvgate.config import Settings
+from kvgate.config.reserved import reservations
 from kvgate.console import Console, LocalView, Rejections
 from kvgate.engines.pool import EnginePool
 from kvgate.engines.transport import AiohttpTransport
@@ -250,12 +251,12 @@ async def _serve(settings: Settings, source: PolicySource | None, worker: Worker
         async with app.running(worker):
             calm_garbage_collector()
             log.info(
-                "kvgate %s on %s%s for %s; %s",
+                "kvgate %s on %s%s for %s; reservation: %s",
                 __version__,
                 app.url,
                 "" if worker else f" (admin {app.admin_url})",
                 _served(settings),
-                _reserved(settings),
+                reservations(settings),
             )
             async with anyio.create_task_group() as tasks:
                 stop = anyio.Event()
@@ -263,13 +264,6 @@ async def _serve(settings: Settings, source: PolicySource | None, worker: Worker
                 await stop.wait()
                 tasks.cancel_scope.cancel()
     return 0
-
-
-def _reserved(settings: Settings) -> str:
-    """What a request reserves where its tenant says nothing else: whoever upgrades should see it."""
-    if settings.reservation == "guaranteed":
-        return "reservation: guaranteed"
-    return f"reservation: forecast, risk {settings.risk:.3g}"
 
 
 def _served(settings: Settings) -> str:

@@ -42,8 +42,11 @@ async def test_a_simulated_engine_is_found_with_its_capacity() -> None:
         assert (engine["blocks"], engine["block_size"], engine["max_model_len"]) == (120, 32, 320)
         assert engine["full_sessions"] == 12
         assert "/v1/models" in backend["sources"]["max_model_len"]
-        code, out, _ = await check("--backend", sim.url)
+        assert answer["reservation"] == "forecast, risk 1%"
+        code, out, _ = await check("--backend", sim.url, "--reservation", "guaranteed", "--risk", "2%")
         assert code == 0
+        assert "reservation: guaranteed\n" in out
+        assert "warning: --risk: the risk has no effect" in out
         assert "OK: 12 sessions of the whole window fit at once" in out
 
 

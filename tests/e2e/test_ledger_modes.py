@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -43,9 +44,9 @@ def redis_server() -> Iterator[RedisServer]:
         yield server
 
 
-def an_engine() -> ScriptedUpstream:
+def an_engine(**face: Any) -> ScriptedUpstream:
     body = {"choices": [{"text": "a", "finish_reason": "length"}], "usage": {"prompt_tokens": 100}}
-    return ScriptedUpstream(respond(body), endpoints=engine_endpoints(EngineFace()))
+    return ScriptedUpstream(respond(body), endpoints=engine_endpoints(EngineFace(**face)))
 
 
 async def admin(gate: Gate, path: str) -> tuple[int, Any]:
@@ -131,6 +132,27 @@ async def test_open_while_redis_is_gone_and_shared_again_when_it_is_back(
             await gate.until(lambda: len(statuses) == 6, "all were served")
             assert statuses == [200] * 6
             await gate.at_zero()
+
+
+async def test_local_says_that_a_request_needs_more_than_its_share() -> None:
+    """An engine of 9 blocks, of which a process by itself uses 8: one of all 9 could start with the ledger only."""
+    tenant = replace(IMPATIENT, reservation="guaranteed")
+    with RedisServer() as server:
+        async with (
+            an_engine(num_gpu_blocks=10) as up,
+            gateway([up.url], ledger_url=server.url, tenant=tenant) as gate,
+        ):
+            await gate.until(lambda: gate.view.mode == "redis", "Redis decides")
+            server.kill()
+            await gate.until(lambda: gate.view.mode == "local", "the process decides alone")
+            answer = await gate.post("/v1/completions", completion(tokens=200, max_tokens=89))
+            assert (answer.status_code, answer.headers["x-kvgate-reason"]) == (503, "ledger_unavailable")
+            message = answer.json()["error"]["message"]
+            assert "at most 8 of the 9 KV blocks" in message
+            assert "needs 9 KV blocks and 1 sequence slot" in message
+            assert message.endswith("or ask for less: lower max_tokens or shorten the prompt.")
+            _, told = await admin(gate, "/admin/engines")
+            assert [one["share_blocks"] for one in told["engines"]] == [8]
 
 
 async def test_with_its_ledger_a_request_makes_two_calls(redis_server: RedisServer) -> None:

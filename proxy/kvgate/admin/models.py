@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvgate.admin.waiting import WaitsFor
 
 FOR_DEFAULT = "1h"
+RESERVED = "the peaks of requests, or by forecast the most that all are expected to hold at a time."
+SHARE = "The most that each process may use of these while the shared ledger is away; null while it is there."
+PEAK = "What all reservations would come to, if each got to its peak: by forecast more than there is."
 LEDGER_EXAMPLE: dict[str, Any] = {
     "pool": "llama-70b",
     "mode": "redis",
@@ -22,11 +25,13 @@ LEDGER_EXAMPLE: dict[str, Any] = {
             "seqs": 256,
             "prefill_tokens": 8192,
             "reserved_blocks": 4100,
+            "peak_blocks": 31000,
             "reserved_seqs": 31,
             "reserved_prefill_tokens": 512,
             "reservations": 31,
             "accepting": True,
             "pinned_by": None,
+            "share_blocks": None,
         }
     ],
     "totals": {"arrivals": 9100, "grants": 9066},
@@ -119,7 +124,10 @@ class TenantUseView(BaseModel):
     limit: float
     limit_tokens: int | None
     mode: str
-    blocks: int = Field(description="KV blocks reserved now, on all engines.")
+    blocks: int = Field(
+        description="KV blocks reserved now, on all engines: the most that each request is expected to hold, or its "
+        "peak, added up. The engines' reserved_blocks may be less, for not all get there at the same time."
+    )
     blocks_guaranteed: int
     blocks_limit: int
     reservations: int
@@ -142,7 +150,9 @@ class TenantsView(BaseModel):
 class ValueView(BaseModel):
     """One value, and the place it was written in."""
 
-    value: Any
+    value: Any = Field(
+        description="null for a limit that is not set, and for `risk` in a pool whose tenants all reserve peaks."
+    )
     origin: str = Field(description="FILE: path, an option, `default`, or `override until …`.")
 
 
@@ -172,7 +182,9 @@ class PoolQueueView(BaseModel):
     queued: int
     oldest_wait_s: float
     blocks: int = Field(description="Of the engines that accept work.")
-    reserved_blocks: int = Field(description="Of these.")
+    reserved_blocks: int = Field(description=f"Of these: {RESERVED}")
+    peak_blocks: int = Field(description=PEAK)
+    share_blocks: int | None = Field(description=SHARE)
     seqs: int = Field(description="Sequence slots of the engines that accept work.")
     reserved_seqs: int = Field(description="Of these.")
     engines_accepting: int
@@ -198,7 +210,8 @@ class PoolView(BaseModel):
     engines: int
     engines_accepting: int
     blocks: int
-    reserved_blocks: int
+    reserved_blocks: int = Field(description=f"Of these: {RESERVED}")
+    peak_blocks: int = Field(description=PEAK)
     reservations: int
     queued: int
     oldest_wait_s: float

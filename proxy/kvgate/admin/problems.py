@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from kvgate.admin.models import ProblemView
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import FastAPI, Request, Response
 
 SHOWN_CHARS_MAX = 200
@@ -38,10 +40,16 @@ def _http_problem(_: Request, error: Exception) -> Response:
 def _body_problem(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}{_sent(e)}" for e in error.errors())
     return _problem(
         422, f"{wrong[:1000]}. The body is JSON, sent as application/json; see /admin/openapi.json.", None
     )
+
+
+def _sent(error: Mapping[str, Any]) -> str:
+    """What was there instead; not of a part of the body that is not even a value."""
+    value = error["input"]
+    return f", not {str(value)[:SHOWN_CHARS_MAX]!r}" if isinstance(value, str | int | float) else ""
 
 
 def _problem(status: int, detail: str, headers: object) -> Response:

@@ -120,7 +120,7 @@ def _of_tenants(state: AdminState) -> APIRouter:
         return PolicyView(
             file=file_view(state.policy_file()),
             identity=identity_view(book.identity),
-            pools=[pool_json(pool, state.settings) for pool in state.pools()],
+            pools=[pool_json(pool, state.settings, book) for pool in state.pools()],
             tenants=[
                 PolicyTenant(name=name, pools={pool: values(name, pool, book) for pool in in_force})
                 for name in names

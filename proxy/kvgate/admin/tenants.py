@@ -17,7 +17,7 @@ from kvgate.admin.models import (
 from kvgate.admin.waiting import waits_for
 from kvgate.config.layers import LIMITS, RULES
 from kvgate.config.overrides import CALLED
-from kvgate_policies.types import LedgerView, TenantPolicy, TenantUse
+from kvgate_policies.types import EngineUse, LedgerView, TenantPolicy, TenantUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,9 +59,13 @@ def tenant_detail(name: str, book: TenantBook, changes: Iterable[Standing], uses
 
 
 def values(name: str, pool: str, book: TenantBook) -> dict[str, ValueView]:
-    """Every value that holds for a tenant in a pool, and where it was written."""
+    """Every value that holds for a tenant in a pool, and where it was written. `risk` is None where nobody's has an
+    effect, since all tenants of the pool reserve peaks.
+    """
     policy, origins = book.policy(name, pool), book.origins(name, pool)
     plain = {one: getattr(policy, one) for one in LIMITS} | {one: getattr(policy.rules, one) for one in RULES}
+    if not book.forecasts(pool):
+        plain["risk"] = None
     return {
         CALLED.get(one, one): ValueView(value=value, origin=origins.get(one, "default"))
         for one, value in plain.items()
@@ -90,7 +94,9 @@ def queue_view(pool: str, view: LedgerView) -> PoolQueueView:
         queued=view.queued,
         oldest_wait_s=view.oldest_wait_s,
         blocks=sum(use.limits.blocks for use in accepting),
-        reserved_blocks=sum(use.reserved.blocks for use in accepting),
+        reserved_blocks=sum(use.reserved.use_blocks for use in accepting),
+        peak_blocks=sum(use.reserved.blocks for use in accepting),
+        share_blocks=_share_blocks(accepting),
         seqs=sum(use.limits.seqs for use in accepting),
         reserved_seqs=sum(use.reserved.seqs for use in accepting),
         engines_accepting=len(accepting),
@@ -98,6 +104,11 @@ def queue_view(pool: str, view: LedgerView) -> PoolQueueView:
         kept_free=kept_free,
         tenants=[_waiting(use, view) for use in waiting],
     )
+
+
+def _share_blocks(engines: Iterable[EngineUse]) -> int | None:
+    shares = [use.share.blocks for use in engines if use.share is not None]
+    return sum(shares) if shares else None
 
 
 def _waiting(use: TenantUse, view: LedgerView) -> WaitingView:

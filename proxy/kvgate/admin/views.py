@@ -7,12 +7,15 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgate.admin.models import FileView, IdentityView, PoolView
+from kvgate.config import PoolSpec
+from kvgate.config.layers import OF_POOLS
 from kvgate.config.redaction import redacted
 
 if TYPE_CHECKING:
     from kvgate.admin.state import PolicyFile, PoolState
     from kvgate.config import Settings
     from kvgate.config.identity import IdentityRules
+    from kvgate.config.tenants import TenantBook
     from kvgate.telemetry.scrape import EngineStatus
     from kvgate_policies.types import EngineUse, LedgerView
 
@@ -44,12 +47,14 @@ def _use_json(use: EngineUse) -> dict[str, object]:
         "blocks": use.limits.blocks,
         "seqs": use.limits.seqs,
         "prefill_tokens": use.limits.prefill_tokens,
-        "reserved_blocks": use.reserved.blocks,
+        "reserved_blocks": use.reserved.use_blocks,
+        "peak_blocks": use.reserved.blocks,
         "reserved_seqs": use.reserved.seqs,
         "reserved_prefill_tokens": use.reserved.prefill_tokens,
         "reservations": use.reservations,
         "accepting": use.limits.accepting,
         "pinned_by": use.pinned_by,
+        "share_blocks": None if use.share is None else use.share.blocks,
     }
 
 
@@ -63,19 +68,28 @@ def pool_view(pool: PoolState, view: LedgerView) -> PoolView:
         engines=len(pool.engine_statuses()),
         engines_accepting=sum(use.limits.accepting for use in view.engines),
         blocks=sum(use.limits.blocks for use in view.engines),
-        reserved_blocks=sum(use.reserved.blocks for use in view.engines),
+        reserved_blocks=sum(use.reserved.use_blocks for use in view.engines),
+        peak_blocks=sum(use.reserved.blocks for use in view.engines),
         reservations=sum(use.reservations for use in view.engines),
         queued=view.queued,
         oldest_wait_s=view.oldest_wait_s,
     )
 
 
-def pool_json(pool: PoolState, settings: Settings) -> dict[str, object]:
-    """What holds for a pool; aliases and backends as they are by now."""
+def pool_json(pool: PoolState, settings: Settings, book: TenantBook) -> dict[str, object]:
+    """What holds for a pool; aliases, backends and what it says of its tenants as they are by now. `risk` is None where
+    it has no effect, since all of them reserve peaks.
+    """
     specs = {spec.name: spec.model_dump(mode="json") for spec in settings.pool_specs()}
     spec = specs.get(pool.name, {"name": pool.name})
     urls = dict.fromkeys(status.url for status in pool.engine_statuses())
-    return _hidden(spec) | {"aliases": list(pool.aliases), "backends": list(urls)}
+    said = book.pools.get(pool.name, {})
+    live = {
+        name: said[name].value if name in said else PoolSpec.model_fields[name].default for name in OF_POOLS
+    }
+    if not book.forecasts(pool.name):
+        live["risk"] = None
+    return _hidden(spec) | {"aliases": list(pool.aliases), "backends": list(urls), **live}
 
 
 def engines_json(pool: PoolState) -> list[dict[str, object]]:
@@ -92,7 +106,9 @@ def _engine_json(pool: str, status: EngineStatus, use: EngineUse | None) -> dict
         "url": status.url,
         "state": str(status.state),
         "limits": _plain(status.limits),
-        "reserved_blocks": 0 if use is None else use.reserved.blocks,
+        "reserved_blocks": 0 if use is None else use.reserved.use_blocks,
+        "peak_blocks": 0 if use is None else use.reserved.blocks,
+        "share_blocks": None if use is None or use.share is None else use.share.blocks,
         "reservations": 0 if use is None else use.reservations,
         "gauges": _plain(status.gauges),
         **{name: _plain(value) for name, value in details.items()},

@@ -250,7 +250,7 @@ class Admission:
             return refusing.refused(Refusal.UNAVAILABLE, passage, waited=True)
         if not self._in_use(passage.request):
             return refusing.refused(Refusal.NO_ENGINE, passage, waited=True)  # room is not what it waited for
-        return refusing.timed_out(call.tenant, ahead)
+        return refusing.timed_out(passage, ahead)
 
     async def _reserve(self, ask: Ask, passage: Passage) -> Ticket | Refusal | RateSpent:
         """As the ledger's; a refusal for size that rests on an estimate is checked against the exact count, and one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgate.admission.contract import Answer, Reason
+from kvgate.admission.cut_off import CutOff
 from kvgate_policies.kv_cost import fits_empty
 from kvgate_policies.types import EngineLimits, EngineShape, KVCost, LedgerView, TenantPolicy
 
@@ -14,6 +15,9 @@ KEYS_RETRY_S = 5.0
 """A provider of keys that is away is asked every ten seconds."""
 DRAINING_RETRY_S = 1.0
 """Another replica answers at once; a second is for the load balancer to notice."""
+
+_SMALLER = "lower max_tokens or n, or shorten the prompt"
+"""What helps most requests that are too large."""
 
 
 def queue_full(tenant: TenantPolicy, retry_after_s: float) -> Answer:
@@ -26,13 +30,35 @@ def queue_full(tenant: TenantPolicy, retry_after_s: float) -> Answer:
     )
 
 
-def queue_timeout(tenant: TenantPolicy, ahead: int, retry_after_s: float) -> Answer:
+def queue_timeout(
+    tenant: TenantPolicy,
+    ahead: int,
+    retry_after_s: float,
+    smaller: str = "lower max_tokens",
+    cut_off: CutOff | None = None,
+) -> Answer:
+    """`smaller`: how it would ask for less. `cut_off`: what it waited for is a part of the engines."""
+    part = "" if cut_off is None else f" The shared ledger cannot be reached: {cut_off.share}."
     return Answer(
         Reason.QUEUE_TIMEOUT,
         f"The request waited {tenant.queue_wait_s_max:g} s for room in the KV cache, the longest allowed, with "
-        f"{ahead} of your requests still ahead. Retry after the time in Retry-After, or lower max_tokens.",
+        f"{ahead} of your requests still ahead.{part} Retry after the time in Retry-After, or {smaller}.",
         retry_after_s=retry_after_s,
         status=tenant.overload_status,
+    )
+
+
+def larger_than_share(tenant: TenantPolicy, cut_off: CutOff, smaller: str | None) -> Answer:
+    """It waited for the shared ledger, and nothing else would have let it start. `smaller`: how it would fit all the
+    same; None where it can't.
+    """
+    less = "" if smaller is None else f", or ask for less: {smaller}"
+    return Answer(
+        Reason.LEDGER_UNAVAILABLE,
+        f"The request waited {tenant.queue_wait_s_max:g} s for the shared ledger, which cannot be reached: "
+        f"{cut_off.share}, and the request needs {cut_off.needs}. "
+        f"Retry after the time in Retry-After{less}.",
+        retry_after_s=NO_BACKEND_RETRY_S,
     )
 
 
@@ -58,18 +84,21 @@ def rate_spent(tenant: TenantPolicy, budget: str, retry_after_s: float) -> Answe
     )
 
 
-def too_large(costs: Mapping[EngineShape, KVCost], tenant: str, view: LedgerView) -> Answer:
+def too_large(
+    costs: Mapping[EngineShape, KVCost], tenant: str, view: LedgerView, helps: str = _SMALLER
+) -> Answer:
     """For a request that will never fit: into any engine, or into what its tenant may hold at all."""
     cost = max(costs.values(), key=lambda c: c.blocks)
     limit = next((use.blocks_limit for use in view.tenants if use.name == tenant), None)
     fits = any(shape in costs and fits_empty(costs[shape], limits) for shape, limits in _engines(view))
     if fits or not view.engines:  # a view may be a moment old
-        return above_limit(cost.blocks, limit)
+        return above_limit(cost.blocks, limit, helps)
     return never_fits(
         cost.blocks,
         max((limits.blocks for _, limits in _engines(view)), default=0),
         cost.seqs,
         max((limits.seqs for _, limits in _engines(view)), default=0),
+        helps,
     )
 
 
@@ -77,23 +106,27 @@ def _engines(view: LedgerView) -> list[tuple[EngineShape, EngineLimits]]:
     return [(use.limits.shape, use.limits) for use in view.engines]
 
 
-def above_limit(blocks: int, blocks_limit: int | None) -> Answer:
+def above_limit(blocks: int, blocks_limit: int | None, helps: str = _SMALLER) -> Answer:
     most = "fewer" if blocks_limit is None else f"at most {blocks_limit}"
     return Answer(
         Reason.NEVER_FITS,
         f"The request needs {blocks} KV blocks at its peak; the policy gives you {most} of this pool at a time. "
-        "Lower max_tokens or n, or shorten the prompt.",
+        f"{_sentence(helps)}",
         code="context_length_exceeded",
     )
 
 
-def never_fits(blocks: int, blocks_max: int, seqs: int, seqs_max: int) -> Answer:
+def never_fits(blocks: int, blocks_max: int, seqs: int, seqs_max: int, helps: str = _SMALLER) -> Answer:
     return Answer(
         Reason.NEVER_FITS,
         f"The request needs {blocks} KV blocks and {seqs} sequence slots at its peak; the largest engine has "
-        f"{blocks_max} blocks and {seqs_max} slots. Lower max_tokens or n, or shorten the prompt.",
+        f"{blocks_max} blocks and {seqs_max} slots. {_sentence(helps)}",
         code="context_length_exceeded",
     )
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def no_backend() -> Answer:

@@ -16,6 +16,7 @@ import anyio.to_thread
 from kvgate.assembly.drains import Drains
 from kvgate.assembly.file import FileState, PolicySource, needs_restart, taken, tenants_changed
 from kvgate.assembly.shared import SharedChanges
+from kvgate.config import warnings_of
 from kvgate.config.crosschecks import problems
 from kvgate.config.live import LivePolicy
 from kvgate.config.watching import changes
@@ -52,6 +53,7 @@ class PolicyKeeper:
         self.drains = Drains(pools, self.shared)
         self.file = taken(source, None if source is None else source.digest())
         self._settings = settings
+        self._read_last = settings
         self._pools = pools
         self._source = source
         self._book = settings.book
@@ -186,6 +188,9 @@ class PolicyKeeper:
         tenants = await anyio.to_thread.run_sync(tenants_changed, before, wanted.book)
         said = (", ".join(what) or "as before" for what in (done, tenants))
         log.info("settings reloaded; backends: %s; tenants: %s", *said)
+        for doubt in await anyio.to_thread.run_sync(_new_doubts, self._read_last, wanted):
+            log.warning("%s", doubt)
+        self._read_last = wanted
         if differs := needs_restart(self._settings, wanted):
             log.warning("changed, and taken over only by a restart: %s", ", ".join(differs))
 
@@ -224,6 +229,12 @@ def _read(source: PolicySource) -> tuple[Settings, str | None]:
     for spec in wanted.pool_specs():
         wanted.book.rules(spec.name)
     return wanted, digest
+
+
+def _new_doubts(before: Settings, after: Settings) -> list[str]:
+    """What is doubtful in the settings, and was not said before."""
+    said = warnings_of(before)
+    return [doubt for doubt in warnings_of(after) if doubt not in said]
 
 
 async def _change_backends(line: PoolLine, wanted: PoolSpec) -> list[str]:

@@ -28,6 +28,7 @@ def check(
 
     from kvgate.cli.findings import Findings, findings_json, print_findings  # noqa: PLC0415
     from kvgate.config import warnings_of  # noqa: PLC0415
+    from kvgate.config.reserved import reservations  # noqa: PLC0415
 
     logging.getLogger().addHandler(logging.NullHandler())  # the report says all that the log would
     found = asyncio.run(_discover(settings))
@@ -38,6 +39,7 @@ def check(
         ledger,
         ledger_error,
         {report.url: pool for pool, reports in found.items() for report in reports} if len(found) > 1 else {},
+        reservations(settings),
     )
     if as_json:
         typer.echo(json.dumps(findings_json(findings), indent=2))

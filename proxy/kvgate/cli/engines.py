@@ -97,7 +97,7 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
             engine["pool"],
             engine["state"],
             _count(limits.get("blocks")),
-            _usable(engine.get("blocks_usable"), limits.get("blocks")),
+            _usable(_open(engine), limits.get("blocks")),
             _count(engine["reserved_blocks"]),
             _percent(gauges.get("kv_usage")),
             _count(gauges.get("running")),
@@ -105,6 +105,16 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
             engine.get("why") or engine.get("last_error") or "",
         )
     show(rows)
+    if any(engine.get("share_blocks") is not None for engine in told["engines"]):
+        show(
+            "The shared ledger is away: usable is the most of an engine that each process may use until it is back."
+        )
+
+
+def _open(engine: dict[str, Any]) -> int | None:
+    """What may be filled; None for all."""
+    bounds = (engine.get("blocks_usable"), engine.get("share_blocks"))
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _count(value: float | None) -> str:
@@ -112,7 +122,7 @@ def _count(value: float | None) -> str:
 
 
 def _usable(usable: int | None, blocks: int | None) -> str:
-    """What the ledger fills at present, where that is less than all."""
+    """What the ledger fills at present, or one process, where that is less than all."""
     return "all" if blocks and usable is None else _count(usable)
 
 

@@ -30,6 +30,8 @@ class Findings:
     ledger_error: str = ""
     pools: Mapping[str, str] = field(default_factory=dict[str, str])
     """Pool of each backend's URL, where there are several pools."""
+    reservations: str = ""
+    """What requests reserve, and for whom it differs; in the words of the start."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ def findings_json(findings: Findings) -> dict[str, object]:
     return {
         "ok": findings.ok,
         "backends": [_backend_json(backend, findings.pools) for backend in findings.backends],
+        "reservation": findings.reservations,
         "ledger": {"shared_over": findings.ledger or None, "error": findings.ledger_error or None},
         "warnings": list(findings.warnings),
     }
@@ -126,6 +129,8 @@ def print_findings(findings: Findings, file: TextIO) -> None:
             console.print(f"  {name}: {source}", markup=False)
         _say(console, warnings_of_backend(backend), backend.errors)
     console.print()
+    if findings.reservations:
+        console.print(f"reservation: {findings.reservations}", markup=False)
     if findings.ledger:
         console.print(f"ledger: shared over {findings.ledger}", markup=False)
     _say(console, findings.warnings, (findings.ledger_error,) if findings.ledger_error else ())

@@ -83,14 +83,14 @@ def report_json(report: Report) -> dict[str, object]:
     }
 
 
-HELD = ("blocks", "expected", "seqs", "prefill tokens", "requests")
-"""Of sums: blocks at the peaks, and as expected where most are."""
+HELD = ("reserved", "peak", "seqs", "prefill tokens", "requests")
+"""Of sums: blocks as expected where most are, and at the peaks."""
 
 
 def _sums_json(sums: Sums) -> dict[str, int]:
     return {
-        "blocks": sums.cost.blocks,
-        "expected_blocks": sums.cost.use_blocks,
+        "reserved_blocks": sums.cost.use_blocks,
+        "peak_blocks": sums.cost.blocks,
         "seqs": sums.cost.seqs,
         "prefill_tokens": sums.cost.prefill_tokens,
         "reservations": sums.reservations,
@@ -129,15 +129,15 @@ def _table(left: Iterable[str], right: Iterable[str]) -> Table:
 def _engines(engines: Iterable[EngineUse]) -> Table:
     table = _table(
         ["engine"],
-        ["blocks", "expected", "of", "seqs", "of", "prefill tokens", "of", "requests", "accepting"],
+        ["reserved", "of", "peak", "seqs", "of", "prefill tokens", "of", "requests", "accepting"],
     )
     table.add_column("kept for")
     for use in engines:
         limits, held = use.limits, use.reserved
         pairs = (
-            held.blocks,
             held.use_blocks,
             limits.blocks_open,
+            held.blocks,
             held.seqs,
             limits.seqs,
             held.prefill_tokens,
@@ -180,5 +180,5 @@ def _head(report: Report) -> Table:
 def _numbers(sums: Sums) -> tuple[str, ...]:
     """In the order of `HELD`."""
     cost = sums.cost
-    parts = cost.blocks, cost.use_blocks, cost.seqs, cost.prefill_tokens, sums.reservations
+    parts = cost.use_blocks, cost.blocks, cost.seqs, cost.prefill_tokens, sums.reservations
     return tuple(f"{number:,}" for number in parts)

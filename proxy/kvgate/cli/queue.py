@@ -50,5 +50,15 @@ def _room(pool: dict[str, Any]) -> str:
     return (
         f"{pool['reserved_blocks']:,} of {pool['blocks']:,} KV blocks and {pool['reserved_seqs']:,} of "
         f"{pool['seqs']:,} sequence slots are reserved, {pool['engines_accepting']:,} of {pool['engines']:,} engines "
-        "take work."
+        f"take work.{_share(pool)}"
+    )
+
+
+def _share(pool: dict[str, Any]) -> str:
+    """What holds while the shared ledger is away."""
+    if pool.get("share_blocks") is None:
+        return ""
+    return (
+        f" The shared ledger is away: each process may use at most {pool['share_blocks']:,} of the blocks, and what "
+        "needs more of an engine than its share waits until it is back."
     )

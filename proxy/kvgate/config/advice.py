@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvgate.config.crosschecks import limit_in_tokens
 from kvgate.config.layers import BUILT_IN
 from kvgate.config.options import ENV_PREFIX, OPTIONS
+from kvgate.config.without_effect import without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,7 @@ def warnings_of(settings: Settings, env_names: Iterable[str] = ()) -> tuple[str,
         *_of_identity(settings.book.identity),
         *_of_admin(settings),
         *_of_state(settings),
+        *without_effect(settings),
         *_misspelt(env_names),
     )
 

@@ -16,6 +16,7 @@ from kvgate_policies.model_shape import ModelShape
 from kvgate_policies.types import Reservation
 
 COUNT_1_ALLOWED = "a whole number from 1"
+BLOCKS_ALLOWED = "a whole number from 2: of an engine's KV blocks vLLM keeps one for itself"
 PROMPT_TOKENS_ALLOWED = "learned, backend, or local:DIR with a directory that has the model's tokenizer.json"
 LEDGER_ALLOWED = (
     "memory://, or redis://HOST:PORT/DB, rediss://…, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, "
@@ -81,6 +82,14 @@ def count_1(value: object) -> int:
     number = units.count(value)
     if number < 1:
         raise ValueError(COUNT_1_ALLOWED)
+    return number
+
+
+def engine_blocks(value: object) -> int:
+    """KV blocks of an engine as vLLM counts them."""
+    number = units.count(value)
+    if number < 2:
+        raise ValueError(BLOCKS_ALLOWED)
     return number
 
 

@@ -21,8 +21,9 @@ ALLOWED = "the path of the model's config.json or of its folder, or what is in i
 
 def read_config(path: Path) -> dict[str, object]:
     """The configuration in a file, or in the folder of a model. Raises ValueError."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path
     try:
+        file = path / "config.json" if path.is_dir() else path
         with file.open("rb") as stream:
             data = stream.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:

@@ -55,7 +55,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("risk", "risk", choices.risk, "--risk"),
     Option("prefix_sharing", "prefix_sharing", tenant_choices.switch, "--prefix-sharing"),
     Option("prompt_tokens", "prompt_tokens", choices.prompt_tokens, "--prompt-tokens"),
-    Option("num_gpu_blocks", "num_gpu_blocks", choices.count_1, "--num-gpu-blocks"),
+    Option("num_gpu_blocks", "num_gpu_blocks", choices.engine_blocks, "--num-gpu-blocks"),
     Option("block_size", "block_size", choices.count_1, "--block-size"),
     Option("max_model_len", "max_model_len", choices.count_1, "--max-model-len"),
     Option("model_config", "kv_model", choices.model_config, "--model-config"),

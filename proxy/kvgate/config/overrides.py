@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from kvgate.config import choices, tenant_choices, units
 from kvgate.config.given import wrong
-from kvgate.config.layers import Layer, Value
+from kvgate.config.layers import FIELDS, Layer, Value
 from kvgate.errors import ConfigError
 from kvgate_policies.types import Mode, PriorityClass
 
@@ -115,11 +115,17 @@ def _read(data: Mapping[Any, object]) -> tuple[dict[str, Any], list[str]]:
             else:
                 values[str(key)] = _reader(key)(value)
         except KeyError:
-            allowed = ", ".join(CALLED.get(name, name) for name in CHANGEABLE)
-            errors.append(f"override: {str(key)[:80]!r} cannot be changed; allowed: {allowed}")
+            errors.append(_unchangeable(str(key), value))
         except ValueError as error:
             errors.append(wrong(f"override: {key}", value, str(error)))
     return values, errors
+
+
+def _unchangeable(key: str, value: object) -> str:
+    allowed = ", ".join(CALLED.get(name, name) for name in CHANGEABLE)
+    if key in FIELDS:
+        return wrong(f"override: {key}", value, f"in the policy file alone; at run time only {allowed}")
+    return f"override: {key[:80]!r} cannot be changed; allowed: {allowed}"
 
 
 def _reader(key: object) -> Callable[[object], object]:

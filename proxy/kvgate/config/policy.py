@@ -64,6 +64,8 @@ from kvgate.errors import ConfigError
 
 POOLS_MAX = 64
 """Each has a ledger, a queue and a prober of its own; a process with more is better split."""
+NO_OTHERS = {"additionalProperties": False}
+"""In the schema: no names but those of the pattern."""
 
 
 class Pool(Section):
@@ -86,7 +88,7 @@ class Pool(Section):
     """Of forecasts: how often an engine may turn out too small for what was started on it."""
     max_num_seqs: values.Count1 = None
     """The engines' --max-num-seqs, which vLLM does not export."""
-    num_gpu_blocks: values.Count1 = None
+    num_gpu_blocks: values.EngineBlocks = None
     """KV blocks of an engine as vLLM counts them, where they can't be discovered."""
     block_size: values.Count1 = None
     """Tokens of a KV block, where it can't be discovered."""
@@ -166,18 +168,22 @@ class Limits(Section):
     class_: values.Class = Field(default=None, alias="class")
     """How urgent: `interactive` before `standard` before `batch`, which still progresses."""
     guarantee: values.ShareWhole = None
-    """Share of the pool's KV cache: while it holds less, a tenant that waits goes first."""
+    """Share of the pool's KV cache: while it holds less, a tenant that waits goes first. What others hold above their
+    bounds, because their answers ran longer than forecast, it has to wait for."""
     limit: values.Limit = None
-    """Never more of the pool's KV cache than this: a share, or KV tokens such as `200k tokens`."""
+    """Nothing starts that would bring it above this part of the pool's KV cache: a share, or KV tokens such as `200k
+    tokens`. By forecast what is expected counts, and answers that run longer take it above that for a time; with
+    `reservation: guaranteed` it never is."""
     borrow: values.Switch = None
-    """`off`: never above the guarantee, and what it does not use of it is lent to nobody."""
+    """`off`: nothing starts that would bring it above its guarantee, and what it does not use of that is lent to
+    nobody. By forecast it is kept to as `limit` is; `reservation: guaranteed` makes it strict."""
     queue: Queue = Queue()
     max_tokens: MaxTokens = MaxTokens()
     rate: Rate = Rate()
     reservation: values.ReservationKind = None
     """As the pool's `reservation`, which it replaces."""
     risk: values.Risk = None
-    """As the pool's `risk`, which it replaces."""
+    """As the pool's `risk`, which it replaces. That of a guaranteed tenant counts beside forecasts of others only."""
     revocable: values.Switch = None
     """`on`: a request of class `batch` whose client has seen nothing may be stopped and sent back to its old place in
     the queue, when forecasts turn out too low."""
@@ -199,7 +205,7 @@ class Tenant(TenantInPool):
     """Its API keys. Several are good for changing one without a gap."""
     pools: Annotated[
         dict[values.PoolPattern, TenantInPool], BeforeValidator(values.some("names or patterns of pools"))
-    ] = Field(default_factory=dict[str, TenantInPool])
+    ] = Field(default_factory=dict[str, TenantInPool], json_schema_extra={"minProperties": 1, **NO_OTHERS})
     """What differs in some pools, by name or pattern: the exact name before patterns, the first that matches."""
 
 
@@ -212,14 +218,14 @@ class Policy(Section):
     """`enforce`; `observe`: decide, count what would have been done, forward everything at once; `off`."""
     pools: Annotated[
         dict[values.PoolName, Pool], BeforeValidator(values.some("names of pools", POOLS_MAX))
-    ] = Field(json_schema_extra={"minProperties": 1, "maxProperties": POOLS_MAX})
+    ] = Field(json_schema_extra={"minProperties": 1, "maxProperties": POOLS_MAX, **NO_OTHERS})
     """By name. With several, it is a model name that clients send."""
     ledger: LedgerSection = LedgerSection()
     defaults: Limits = Limits()
     """What holds for any tenant unless its own section says otherwise."""
     tenants: Annotated[
         dict[values.TenantName, Tenant] | None, BeforeValidator(values.some("names of tenants"))
-    ] = Field(default=None, json_schema_extra={"minProperties": 1, "additionalProperties": False})
+    ] = Field(default=None, json_schema_extra={"minProperties": 1, **NO_OTHERS})
     """By name. Without any, every request belongs to one tenant, `anonymous`, for whom `defaults` hold."""
     unknown_tenant: values.UnknownTenant = None
     """What becomes of a request that belongs to no tenant: `reject`, or the name of the tenant it counts for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from kvgate.config import schema_values
 from kvgate.config.identity import Network
 from kvgate.config.section import Section, bad_key, secret
 from kvgate.config.values import Algorithms, Text
@@ -23,6 +24,7 @@ EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OTHERS_HEADERS = ("authorization", "x-api-key", "host", "cookie", "content-length", "connection")
 
 
 def _variable(value: object) -> str:
@@ -45,9 +47,7 @@ def _file(value: object) -> Path:
     return Path(value)
 
 
-Variable = Annotated[
-    str | None, BeforeValidator(_variable), WithJsonSchema({"type": "string", "pattern": "^[A-Za-z_]\\w*$"})
-]
+Variable = Annotated[str | None, BeforeValidator(_variable), WithJsonSchema(schema_values.VARIABLE)]
 FilePath = Annotated[Path | None, BeforeValidator(_file), WithJsonSchema({"type": "string", "minLength": 1})]
 
 
@@ -100,7 +100,7 @@ def _key_list(value: object) -> object:
     return value
 
 
-Keys = Annotated[tuple[KeySection, ...], BeforeValidator(_key_list)]
+Keys = Annotated[tuple[KeySection, ...], BeforeValidator(_key_list), Field(json_schema_extra={"minItems": 1})]
 
 
 def _source(value: object) -> object:
@@ -112,9 +112,15 @@ def _source(value: object) -> object:
 def _header(value: object) -> str:
     if not isinstance(value, str) or not _HEADER.fullmatch(value):
         raise ValueError("the name of a header, such as x-tenant")
-    if value.lower() in {"authorization", "x-api-key", "host", "cookie", "content-length", "connection"}:
+    if value.lower() in _OTHERS_HEADERS:
         raise ValueError("a header of its own, such as x-tenant")
     return value.lower()
+
+
+def _any_case(names: Iterable[str]) -> str:
+    """A pattern for these names in lower and upper case; JSON Schema has no flag for that."""
+    letters = ("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in name) for name in names)
+    return "|".join(letters)
 
 
 def _networks(value: object) -> tuple[Network, ...]:
@@ -151,21 +157,25 @@ class Identity(Section):
     )
     """`api_key`: by the client's key. `header`: by a header that a proxy in front sets. `jwt`: by a claim of a
     signed token (`Authorization: Bearer …`)."""
-    name: Annotated[str | None, BeforeValidator(_header)] = None
+    name: Annotated[
+        str | None,
+        BeforeValidator(_header),
+        WithJsonSchema(
+            {"type": "string", "pattern": f"^(?!({_any_case(_OTHERS_HEADERS)})$){_HEADER.pattern}$"}
+        ),
+    ] = None
     """With `header`: its name."""
     trusted_proxies: Annotated[
         tuple[Network, ...] | None,
         BeforeValidator(_networks),
-        WithJsonSchema({"type": "array", "minItems": 1, "items": {"type": "string"}}),
+        WithJsonSchema({"type": "array", "minItems": 1, "items": schema_values.NETWORK}),
     ] = None
     """With `header`: the networks of the proxies that may set it; from any other peer it is dropped."""
     claim: Text = None
     """With `jwt`: the claim that has the tenant's name; `org.team` is one inside another."""
     jwks_file: FilePath = None
     """With `jwt`: the issuer's public keys, in a file."""
-    jwks_url: Annotated[
-        str | None, BeforeValidator(_jwks_url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
-    ] = None
+    jwks_url: Annotated[str | None, BeforeValidator(_jwks_url), WithJsonSchema(schema_values.JWKS_URL)] = None
     """With `jwt`: the issuer's public keys, at a URL."""
     issuer: Text = None
     """With `jwt`: what `iss` must be."""

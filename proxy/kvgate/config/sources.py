@@ -23,6 +23,7 @@ from kvgate.config.effects import (
 )
 from kvgate.config.given import Given, wrong
 from kvgate.config.keyring import Secrets, keys_of
+from kvgate.config.layers import OF_POOLS
 from kvgate.config.layers import effective as effective_tenant
 from kvgate.config.model_file import ALLOWED, model_of
 from kvgate.config.options import ENV_PREFIX, OPTIONS
@@ -124,13 +125,18 @@ def _of_file(path: Path, over: Mapping[str, Given], secrets: Secrets | None) -> 
     policy, source = read_policy(path), str(path)
     _check_one_pool_meant(policy, source, over)
     pools = [_pool(name, policy, source, secrets) for name in policy.pools]
-    given = {**process_settings(policy, source), **pools[0], **over}
+    given = {**process_settings(policy, source), **pools[0], **over, **_for_every_tenant(over)}
     settings = _unchecked(given)  # what holds by default need not make sense for a tenant that is not there
     layers = layers_of_pools(pools if len(pools) > 1 else [given])
     book = book_of(policy, path, keys_of(policy, source, secrets), defaults_of(given), layers)
     book = replace(settings.book, pools=layers) if book is None else book
     several = tuple(_spec(pool) for pool in pools) if len(pools) > 1 else ()
     return checked(settings.model_copy(update={"book": book, "pools": several}), given)
+
+
+def _for_every_tenant(over: Mapping[str, Given]) -> dict[str, Given]:
+    """What a pool's section may say of all its tenants too, and an option says instead of the file's `defaults`."""
+    return {TENANT + key: replace(over[key], target=TENANT + key) for key in OF_POOLS if key in over}
 
 
 def _pool(name: str, policy: Policy, source: str, secrets: Secrets | None) -> dict[str, Given]:
@@ -151,7 +157,7 @@ def _pool(name: str, policy: Policy, source: str, secrets: Secrets | None) -> di
 
 def _model(value: object, folder: Path, origin: str, secrets: Secrets | None) -> Given | None:
     """The model that a pool's section describes; None for none, and for a file that is not where it is checked."""
-    elsewhere = secrets is None and isinstance(value, str) and not (folder / value).exists()
+    elsewhere = secrets is None and isinstance(value, str) and not _is_there(folder / value)
     if value is None or elsewhere:
         return None
     try:
@@ -159,6 +165,13 @@ def _model(value: object, folder: Path, origin: str, secrets: Secrets | None) ->
     except ValueError as error:
         shown = value if isinstance(value, str) else "…"
         raise ConfigError(wrong(origin, shown, f"{ALLOWED}; {error}")) from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that nobody may look into
+        return False
 
 
 def _check_one_pool_meant(policy: Policy, source: str, over: Mapping[str, Given]) -> None:

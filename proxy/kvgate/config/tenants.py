@@ -41,6 +41,9 @@ class TenantBook:
     _memo: dict[tuple[str, str], Effective] = field(
         default_factory=dict[tuple[str, str], Effective], init=False, compare=False, repr=False
     )
+    _forecasts: dict[str, bool] = field(
+        default_factory=dict[str, bool], init=False, compare=False, repr=False
+    )
 
     def policy(self, tenant: str, pool: str) -> TenantPolicy:
         """What holds for a tenant in a pool. Raises KeyError for a tenant that is not in the book."""
@@ -57,6 +60,13 @@ class TenantBook:
     def levels(self, tenant: str, pool: str) -> Mapping[str, int]:
         """The same fields → how special the place is: a larger number was written over a smaller. Raises KeyError."""
         return self._effective(tenant, pool).levels
+
+    def forecasts(self, pool: str) -> bool:
+        """Whether any tenant reserves by forecast in a pool: without one, nobody's `risk` has an effect there."""
+        if pool not in self._forecasts:
+            policies = (self.policy(name, pool) for name in self.names)
+            self._forecasts[pool] = any(policy.reservation == "forecast" for policy in policies)
+        return self._forecasts[pool]
 
     def with_overrides(
         self,

@@ -6,51 +6,37 @@ None, the default of every key, is "not written"; no reader takes it, so an empt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from kvgate.config import choices, model_file, tenant_choices, units
+from kvgate.config import choices, model_file, schema_values, tenant_choices, units
 from kvgate.config.identity import JWT_ALGORITHMS
 from kvgate.config.section import secret
 from kvgate_policies.types import CLASSES, Mode, Order, PriorityClass, Reservation
-
-_COUNT = r"\d+(\.\d+)?[kM]?"
-_TEXT_COUNT: dict[str, Any] = {"type": "string", "pattern": f"^{_COUNT}$"}
-_SHARE: list[dict[str, Any]] = [
-    {"type": "number", "minimum": 0, "maximum": 1},
-    {"type": "string", "pattern": r"^(100(\.0+)?|\d{1,2}(\.\d+)?)%$"},
-]
-_COUNT_1: list[dict[str, Any]] = [{"type": "integer", "minimum": 1}, _TEXT_COUNT]
-_NAME: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 200}
 
 
 def _one_of(*values: object) -> WithJsonSchema:
     return WithJsonSchema({"enum": list(values)})
 
 
-Seconds = Annotated[
-    float | None,
-    BeforeValidator(units.duration_s),
-    WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$"}),
+Seconds = Annotated[float | None, BeforeValidator(units.duration_s), WithJsonSchema(schema_values.DURATION)]
+Count0 = Annotated[int | None, BeforeValidator(units.count), WithJsonSchema(schema_values.count(0))]
+Count1 = Annotated[int | None, BeforeValidator(choices.count_1), WithJsonSchema(schema_values.count(1))]
+EngineBlocks = Annotated[
+    int | None, BeforeValidator(choices.engine_blocks), WithJsonSchema(schema_values.count(2))
 ]
-Count0 = Annotated[
-    int | None,
-    BeforeValidator(units.count),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _TEXT_COUNT]}),
-]
-Count1 = Annotated[int | None, BeforeValidator(choices.count_1), WithJsonSchema({"anyOf": _COUNT_1})]
 CountOrNone = Annotated[
     int | None,
     BeforeValidator(tenant_choices.count_or_none),
-    WithJsonSchema({"anyOf": [*_COUNT_1, {"const": "none"}]}),
+    WithJsonSchema(schema_values.count(1, "none")),
 ]
-Share = Annotated[float | None, BeforeValidator(units.share), WithJsonSchema({"anyOf": _SHARE})]
-ShareWhole = Annotated[float | None, BeforeValidator(units.share_whole), WithJsonSchema({"anyOf": _SHARE})]
+Share = Annotated[float | None, BeforeValidator(units.share), WithJsonSchema(schema_values.SHARE_BELOW)]
+ShareWhole = Annotated[float | None, BeforeValidator(units.share_whole), WithJsonSchema(schema_values.SHARE)]
 Limit = Annotated[
     tuple[float, int | None] | None,
     BeforeValidator(tenant_choices.limit),
-    WithJsonSchema({"anyOf": [*_SHARE, {"type": "string", "pattern": f"^{_COUNT} tokens$"}]}),
+    WithJsonSchema(schema_values.LIMIT),
 ]
 Weight = Annotated[
     float | None,
@@ -70,19 +56,19 @@ Switch = Annotated[bool | None, BeforeValidator(tenant_choices.switch), _one_of(
 OverloadStatus = Annotated[
     int | None, BeforeValidator(choices.overload_status), _one_of(*choices.OVERLOAD_STATUSES)
 ]
-PoolName = Annotated[str, BeforeValidator(choices.pool_name), WithJsonSchema(_NAME)]
-Text = Annotated[str | None, BeforeValidator(choices.text), WithJsonSchema(_NAME)]
+PoolName = Annotated[str, BeforeValidator(choices.pool_name), WithJsonSchema(schema_values.POOL_NAME)]
+Text = Annotated[str | None, BeforeValidator(choices.text), WithJsonSchema(schema_values.TEXT)]
 Backends = Annotated[
     tuple[str, ...],
     BeforeValidator(choices.backends),
     WithJsonSchema(
-        {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": "^https?://"}, "uniqueItems": True}
+        {"type": "array", "minItems": 1, "items": schema_values.BACKEND, "uniqueItems": True}
     ),
 ]  # fmt: skip
 Aliases = Annotated[
     tuple[str, ...],
     BeforeValidator(choices.aliases),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": _NAME, "uniqueItems": True}),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": schema_values.ALIAS, "uniqueItems": True}),
 ]
 ModelConfig = Annotated[
     str | Mapping[str, object] | None,
@@ -97,20 +83,9 @@ PromptTokens = Annotated[
 ReservationKind = Annotated[
     Reservation | None, BeforeValidator(choices.reservation), _one_of("guaranteed", "forecast")
 ]
-Risk = Annotated[
-    float | None,
-    BeforeValidator(choices.risk),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
-                {"type": "string", "pattern": r"^\d{1,2}(\.\d+)?%$"},
-            ]
-        }
-    ),
-]
+Risk = Annotated[float | None, BeforeValidator(choices.risk), WithJsonSchema(schema_values.RISK)]
 LedgerUrl = Annotated[
-    str | None, BeforeValidator(choices.ledger_url_in_a_file), WithJsonSchema({"type": "string"})
+    str | None, BeforeValidator(choices.ledger_url_in_a_file), WithJsonSchema(schema_values.LEDGER_URL)
 ]
 OnFailure = Annotated[
     Literal["local", "closed", "open"] | None,
@@ -120,14 +95,16 @@ OnFailure = Annotated[
 TenantName = Annotated[
     str,
     BeforeValidator(tenant_choices.tenant_name),
-    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@:+-]{0,127}$"}),
+    WithJsonSchema(schema_values.TENANT_NAME),
 ]
 UnknownTenant = Annotated[
-    str | None, BeforeValidator(tenant_choices.unknown_tenant), WithJsonSchema({"type": "string"})
+    str | None,
+    BeforeValidator(tenant_choices.unknown_tenant),
+    WithJsonSchema(schema_values.UNKNOWN_TENANT),
 ]
 
 
-PoolPattern = Annotated[str, BeforeValidator(choices.alias), WithJsonSchema(_NAME)]
+PoolPattern = Annotated[str, BeforeValidator(choices.alias), WithJsonSchema(schema_values.ALIAS)]
 
 
 def some(what: str, count_max: int | None = None) -> Callable[[object], object]:

@@ -62,6 +62,7 @@ def _engine(status: EngineStatus, use: EngineUse | None) -> EngineShown:
         preemptions=None if gauges is None else _whole(gauges.preemptions),
         kept_for=None if use is None else use.pinned_by,
         probe_age_s=_rounded(getattr(status, "probe_age_s", None), 1),
+        blocks_share=None if use is None or use.share is None else use.share.blocks,
     )
 
 

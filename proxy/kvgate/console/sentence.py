@@ -118,10 +118,16 @@ def _away(pool: PoolShown) -> list[EngineShown]:
     return [engine for engine in pool.engines if not engine.accepting]
 
 
-def _reserved(engines: list[EngineShown]) -> tuple[int, int]:
-    """The blocks that are reserved, and those that may be; forecasts that grew beyond an engine fill it."""
-    reserved = sum(min(engine.blocks_reserved, engine.blocks_open) for engine in engines)
-    return reserved, sum(engine.blocks_open for engine in engines)
+def _taken(engines: list[EngineShown]) -> tuple[int, int]:
+    """The blocks that are taken, and those that may be; forecasts that grew beyond an engine fill it."""
+    taken = sum(min(engine.blocks_taken, engine.blocks_open) for engine in engines)
+    return taken, sum(engine.blocks_open for engine in engines)
+
+
+def _is_taken(engines: list[EngineShown]) -> str:
+    """Forecasts take more than they reserve."""
+    aside = any(engine.blocks_taken > engine.blocks_reserved for engine in engines)
+    return "reserved, or set aside for longer answers" if aside else "reserved"
 
 
 # Why, and what would help.
@@ -135,10 +141,17 @@ def _why(pool: PoolShown) -> tuple[str, str, bool]:
         why, what = _at_limit(most, who)
         return why, _IN_VAIN if _is_full(pool) else what, False
     if pool.ledger_mode == "local":
-        why = "the shared ledger is away, and each process may fill only its share"
-        return why, "Bring the Redis back.", False
+        why = f"the shared ledger is away, and each process may fill only its share{_share(_taking(pool))}"
+        return why, "Bring the Redis back: what needs more than the share waits for it.", False
     why, what = _full(pool)
     return f"{why}{_and_away(pool)}", what, True
+
+
+def _share(engines: list[EngineShown]) -> str:
+    """Of an engine, where all have one of the same size."""
+    sizes = {(engine.blocks_share, engine.blocks) for engine in engines}
+    share_blocks, blocks = next(iter(sizes), (None, 0))
+    return "" if share_blocks is None or len(sizes) > 1 else f", {share_blocks:,} of {blocks:,} blocks"
 
 
 def _and_away(pool: PoolShown) -> str:
@@ -155,8 +168,8 @@ _IN_VAIN = "Its own requests have to end. The engines are full, too: with a high
 
 
 def _is_full(pool: PoolShown) -> bool:
-    reserved, blocks = _reserved(_taking(pool))
-    return reserved >= FULL * blocks
+    taken, blocks = _taken(_taking(pool))
+    return taken >= FULL * blocks
 
 
 def _at_limit(tenant: TenantShown, who: str) -> tuple[str, str]:
@@ -182,9 +195,9 @@ def _full(pool: PoolShown) -> tuple[str, str]:
         seqs = sum(engine.seqs for engine in engines)
         what = f"Raise the sequences of an engine (max_num_seqs, there and here), or {_another(pool)}."
         return f"{name} full, all {seqs} sequence slots are taken", what
-    reserved, blocks = _reserved(engines)
+    taken, blocks = _taken(engines)
     if _is_full(pool):
-        why = f"{name} full, {percent(reserved, blocks)} of {whose} KV cache is reserved"
+        why = f"{name} full, {percent(taken, blocks)} of {whose} KV cache is {_is_taken(engines)}"
         return why, _more_room(pool, engines)
     if kept := [engine for engine in engines if engine.kept_for is not None]:
         names = listed([engine_name(engine.id) for engine in kept])
@@ -193,7 +206,8 @@ def _full(pool: PoolShown) -> tuple[str, str]:
         return why, "It starts as soon as enough has ended there."
     if all(engine.prefill_tokens_reserved >= engine.prefill_tokens for engine in engines):
         return f"{name} at work on as many prompts as may be at once", _PREFILL_HELP
-    why = f"what is free is less than the next one needs, with {percent(reserved, blocks)} of the KV cache reserved"
+    share_taken = f"{percent(taken, blocks)} of the KV cache {_is_taken(engines)}"
+    why = f"what is free is less than the next one needs, with {share_taken}"
     return why, "Send smaller requests (max_tokens, n), or take larger engines."
 
 
@@ -217,15 +231,15 @@ def _another(pool: PoolShown) -> str:
 def _more_room(pool: PoolShown, engines: list[EngineShown]) -> str:
     more = _another(pool)
     used = [engine.blocks_in_use for engine in engines if engine.blocks_in_use is not None]
-    reserved = sum(engine.blocks_reserved for engine in engines)
-    if len(used) == len(engines) and sum(used) < IDLE * reserved:
+    taken = sum(engine.blocks_taken for engine in engines)
+    if len(used) == len(engines) and sum(used) < IDLE * taken:
         if any(part.kind != "guaranteed" for engine in engines for part in engine.parts):
             return (
-                f"Only {percent(sum(used), reserved)} of that is in use: the rest is for answers that get longer, less "
+                f"Only {percent(sum(used), taken)} of that is in use: the rest is for answers that get longer, less "
                 f"of it the better their lengths are known. {_upper(more)}, or lower max_tokens."
             )
         return (
-            f"Only {percent(sum(used), reserved)} of that is in use: answers end long before their max_tokens, so "
+            f"Only {percent(sum(used), taken)} of that is in use: answers end long before their max_tokens, so "
             f"lower ones would let more in at once. Or {more}."
         )
     return f"{_upper(more)}, or lower max_tokens."

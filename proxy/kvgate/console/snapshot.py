@@ -26,7 +26,7 @@ Level = Literal["ok", "note", "wait", "stop"]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of what is reserved on an engine."""
+    """A part of what is taken of an engine."""
 
     kind: Kind
     blocks: int
@@ -47,7 +47,7 @@ class EngineShown(msgspec.Struct, frozen=True):
     trust: float | None
     """In its capacity, 0 to 1; None where nobody judges it."""
     parts: tuple[Part, ...]
-    """What is reserved."""
+    """What is reserved, and what is set aside beside it."""
     blocks_in_use: int | None
     """By the engine's own gauge."""
     seqs: int
@@ -65,9 +65,17 @@ class EngineShown(msgspec.Struct, frozen=True):
     kept_for: str | None
     """The queued request that it is kept free for."""
     probe_age_s: float | None
+    blocks_share: int | None = None
+    """The most of it that one process may use, while the shared ledger is away."""
 
     @property
     def blocks_reserved(self) -> int:
+        """As all who tell of reserved blocks: without what is set aside for longer answers."""
+        return sum(part.blocks for part in self.parts if part.kind != "at_risk")
+
+    @property
+    def blocks_taken(self) -> int:
+        """For somebody who would start now."""
         return sum(part.blocks for part in self.parts)
 
 

@@ -35,6 +35,8 @@ class Book:
         self._pins: dict[str, str] = {}
         """Request id → the engine kept free for it; each engine has at most one."""
         self._order: dict[str, int] = {}
+        self._apart: set[str] = set()
+        """Engines that tenants have no share of."""
         self._freed: dict[str, int] = {}
         """Engine id → the stamp of the last change that made room there, the latest last."""
         self.stamp = 0
@@ -75,9 +77,11 @@ class Book:
 
     # engines
 
-    def set_limits(self, limits: EngineLimits) -> bool:
-        """Add an engine or replace its limits; False when nothing changed."""
+    def set_limits(self, limits: EngineLimits, *, apart: bool = False) -> bool:
+        """Add an engine or replace its limits; False when nothing changed. `apart`: tenants have no share of it."""
         use = self._uses.get(limits.engine_id)
+        if apart:
+            self._apart.add(limits.engine_id)
         if use is not None and use.limits == limits:
             return False
         self._uses[limits.engine_id] = (
@@ -111,6 +115,7 @@ class Book:
         use = self._uses.pop(engine_id, None)
         for column in (self._ids_on, self._order, self._freed):
             column.pop(engine_id, None)
+        self._apart.discard(engine_id)
         if use is not None and use.pinned_by is not None:
             del self._pins[use.pinned_by]
         self._measure()
@@ -184,7 +189,8 @@ class Book:
         self.known = Ceilings.of(everyone)
         self.accepting = Ceilings.of(limits for limits in everyone if limits.accepting)
         block_tokens_min = min((limits.shape.block_size for limits in everyone), default=1)
-        self._tenants.resize(PoolSize(sum(limits.blocks for limits in everyone), block_tokens_min))
+        blocks = sum(limits.blocks for limits in everyone if limits.engine_id not in self._apart)
+        self._tenants.resize(PoolSize(blocks, block_tokens_min))
 
     def _add(self, engine_id: str, delta: KVCost, reservations: int = 0) -> None:
         use = self._uses[engine_id]

@@ -187,9 +187,10 @@ class LedgerCore:
 
     # engines
 
-    def observe(self, limits: EngineLimits) -> None:
+    def observe(self, limits: EngineLimits, *, apart: bool = False) -> None:
+        """An engine, or what is different of it. `apart`: it is no part of the pool that tenants have shares of."""
         known, accepting = self._book.known, self._book.accepting
-        if self._book.set_limits(limits):
+        if self._book.set_limits(limits, apart=apart):
             self._reconsider(known, accepting)
             self.go_on()
 

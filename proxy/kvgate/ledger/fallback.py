@@ -14,8 +14,8 @@ The peak of a forecast says nothing of a share: that of a request without a limi
 request is asked for what it takes by itself at its risk, where that is less and every engine covers its peak; its
 share decides by what is expected. What is handed out and shown has the price that was asked.
 
-Tenants have the rules that were known last; a process takes its part of their shares and budgets. What Redis knows of
-their use, their turns and what they spent is not known here: those begin anew.
+Tenants have the rules that were known last: their shares are of what this process may use, and their budgets divided.
+What Redis knows of their use, their turns and what they spent is not known here: those begin anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 from kvgate.ledger.base import Grant, Refusal
 from kvgate.ledger.core import Decision, LedgerCore
-from kvgate.ledger.share import SHARE_PERCENT, Share
+from kvgate.ledger.share import Share, rules_of_share
+from kvgate.ledger.shown import parts_shown
 from kvgate_policies.forecast_fit import ZVector, blocks_taken
 from kvgate_policies.kv_cost import fits_empty
 from kvgate_policies.occupancy import NOTHING
@@ -158,7 +159,7 @@ class Fallback:
         self._limits[engine_id] = limits
         if engine_id not in self._shares:
             self._shares[engine_id] = Share(max(self._live, 1), self._floors.pop(engine_id, ZERO_COST))
-        self._core.observe(replace(limits, engine_id=engine_id + _WHOLE, accepting=False))
+        self._core.observe(replace(limits, engine_id=engine_id + _WHOLE, accepting=False), apart=True)
         self._core.observe(self._part(limits))
 
     def gauge(self, engine_id: str, blocks: int, seqs: int | None, now_s: float) -> None:
@@ -183,15 +184,30 @@ class Fallback:
         self._core.void(engine_id)
 
     def view(self, now_s: float) -> LedgerView:
-        """Of what this process knows of itself; engines as they are, not their share."""
+        """Of what this process knows of itself; engines as they are, with the most of each that it may use. Tenants
+        have the most that it may give them; never more than all engines have, which open mode enters as more than that.
+        """
         view = self._core.view(now_s)
-        return replace(view, engines=tuple(self._as_it_is(view)), mode=self.mode.value)
+        engines = tuple(self._as_it_is(view))
+        tenants = parts_shown(view.tenants, engines, is_bounded=self.mode is not OnFailure.OPEN)
+        return replace(view, engines=engines, tenants=tenants, mode=self.mode.value)
 
     def _as_it_is(self, view: LedgerView) -> Iterable[EngineUse]:
         for use in view.engines:
             limits = self._limits.get(use.limits.engine_id)
             if limits is not None:
-                yield replace(use, limits=limits, reserved=self._shares[limits.engine_id].held)
+                held = self._shares[limits.engine_id].held
+                yield replace(use, limits=limits, reserved=held, share=self._most(limits))
+
+    def _most(self, limits: EngineLimits) -> KVCost | None:
+        """Of an engine; None where nothing bounds it."""
+        match self.mode:
+            case OnFailure.OPEN:
+                return None
+            case OnFailure.LOCAL if self._live:
+                return self._shares[limits.engine_id].most(limits)
+            case OnFailure.LOCAL | OnFailure.CLOSED:
+                return ZERO_COST
 
     def _hold(self, wire: str, grant: Grant, *, is_new: bool) -> None:
         self._engine_of[wire] = grant.engine_id
@@ -240,23 +256,10 @@ class Fallback:
                 return replace(limits, accepting=False)
 
     def _part_of(self, rules: TenantRules) -> TenantRules:
-        """Of shares the part that this process may use of each engine, of budgets one of those there are processes.
-
-        The engines count as whole ones beside the shares, so a share of both is taken. Who lets everything pass
-        asks no budget either.
-        """
+        """Who lets everything pass asks no budget either."""
         if self.mode is OnFailure.OPEN:
             return replace(rules, tokens_per_minute=None, requests_per_minute=None, limit_tokens=None)
-        processes = max(self._live, 1)
-        part = SHARE_PERCENT / 100 / processes
-        return replace(
-            rules,
-            guarantee=rules.guarantee * part / (1 + part),
-            limit=rules.limit if rules.limit == 1 else rules.limit * part / (1 + part),
-            limit_tokens=_fraction(rules.limit_tokens, part),
-            tokens_per_minute=_fraction(rules.tokens_per_minute, 1 / processes),
-            requests_per_minute=_fraction(rules.requests_per_minute, 1 / processes),
-        )
+        return rules_of_share(rules, max(self._live, 1))
 
     def _may_fit(self, ask: Ask) -> bool:
         """Whether an engine as it is, empty, holds the request."""
@@ -285,10 +288,6 @@ def _times(limits: EngineLimits, factor: int) -> EngineLimits:
         seqs=limits.seqs * factor,
         prefill_tokens=limits.prefill_tokens * factor,
     )
-
-
-def _fraction(number: int | None, part: float) -> int | None:
-    return None if number is None else max(1, math.floor(number * part))
 
 
 def _both(avoid: frozenset[str]) -> frozenset[str]:

@@ -41,7 +41,7 @@ from kvgate.ledger.wire import least_of, sum_of
 from kvgate_policies.types import ZERO_COST, KVCost
 
 if TYPE_CHECKING:
-    from kvgate_policies.types import EngineLimits
+    from kvgate_policies.types import EngineLimits, TenantRules
 
 SHARE_PERCENT = 90
 """Of an engine that the processes divide among themselves; the tenth that is left is for what they do not know of
@@ -111,18 +111,29 @@ class Share:
         self._read, self._read_s = _as_expected(self.held - young) + room, now_s
         self._young.clear()
 
-    def limits(self, limits: EngineLimits, now_s: float) -> EngineLimits:
-        """The engine as this process may use it now; its share is one of what is open at present."""
+    def most(self, limits: EngineLimits) -> KVCost:
+        """Never more than that, whatever is read: its part of what is open at present."""
         part = 100 * self._processes
-        share = KVCost(limits.blocks_open * SHARE_PERCENT // part, limits.seqs * SHARE_PERCENT // part, 0)
+        return KVCost(
+            limits.blocks_open * SHARE_PERCENT // part,
+            limits.seqs * SHARE_PERCENT // part,
+            limits.prefill_tokens * SHARE_PERCENT // part,
+        )
+
+    def limits(self, limits: EngineLimits, now_s: float) -> EngineLimits:
+        """The engine as this process may use it now."""
+        most = share = self.most(limits)
         is_read = self._read is not None and now_s - self._read_s <= READING_S_MAX
         if self._read is not None and is_read:
             share = least_of(share, _most(self._floor, self._read))
         elif self._processes > 1:
             share = least_of(share, self._floor)
-        prefill_tokens = limits.prefill_tokens * SHARE_PERCENT // part
         return replace(
-            limits, blocks=share.blocks, seqs=share.seqs, prefill_tokens=prefill_tokens, blocks_usable=None
+            limits,
+            blocks=share.blocks,
+            seqs=share.seqs,
+            prefill_tokens=most.prefill_tokens,
+            blocks_usable=None,
         )
 
     def __repr__(self) -> str:
@@ -136,3 +147,17 @@ def _as_expected(cost: KVCost) -> KVCost:
 
 def _most(one: KVCost, other: KVCost) -> KVCost:
     return KVCost(max(one.blocks, other.blocks), max(one.seqs, other.seqs), 0)
+
+
+def rules_of_share(rules: TenantRules, processes: int) -> TenantRules:
+    """Of what is given in tokens the part that a process has; shares are of what it may use, as they are."""
+    return replace(
+        rules,
+        limit_tokens=_fraction(rules.limit_tokens, SHARE_PERCENT / 100 / processes),
+        tokens_per_minute=_fraction(rules.tokens_per_minute, 1 / processes),
+        requests_per_minute=_fraction(rules.requests_per_minute, 1 / processes),
+    )
+
+
+def _fraction(number: int | None, part: float) -> int | None:
+    return None if number is None else max(1, math.floor(number * part))

@@ -234,7 +234,9 @@ TENANT_OLDEST = _gauge(
 TENANT_BLOCKS = _gauge(
     "tenant_reserved_blocks",
     ("tenant",),
-    "KV blocks that the tenant holds, on all engines of the pool.",
+    "KV blocks that the tenant holds, on all engines of the pool: of each request the most that it is expected to "
+    "hold, or its peak, added up. Not all get there at the same time, so by forecast it may be above "
+    "ledger_reserved_blocks, and above what the engines have.",
     "At tenant_limit_blocks with a queue: its own limit holds it back. Below tenant_guarantee_blocks with a "
     "queue: others' requests are still running; it is next.",
 )
@@ -357,7 +359,8 @@ AT_RISK_BLOCKS = _gauge(
 RESERVED_BLOCKS = _gauge(
     "ledger_reserved_blocks",
     ("engine",),
-    "KV blocks reserved on the engine: the peaks of requests, or by forecast the most that all are expected to hold.",
+    "KV blocks reserved on the engine: the peaks of requests, or by forecast the most that all are expected to hold at "
+    "a time. What `reserved` means wherever it is told; ledger_peak_blocks has the sum of the peaks.",
     "At the capacity with a queue: full, as meant. Far below it with a queue: see ledger_reserved_seqs.",
 )
 SHARED_BLOCKS = _gauge(
@@ -402,8 +405,8 @@ BLOCKS_IN_USE = _gauge(
 DRIFT_BLOCKS = _gauge(
     "ledger_drift_blocks",
     ("engine",),
-    "Blocks in use by the engine's gauge − blocks reserved. Below 0 as a rule: a reservation is the most that is "
-    "expected to be held, or the peak.",
+    "Blocks in use by the engine's gauge − ledger_at_risk_blocks: what is reserved, and by forecast what chance may "
+    "add. Below 0 as a rule.",
     "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
     Across.LARGEST,
 )

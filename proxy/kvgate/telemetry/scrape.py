@@ -239,13 +239,9 @@ def _in_use(engines: Sequence[EngineStatus]) -> dict[str, float]:
 
 
 def _drift_rows(view: LedgerView, engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iterable[Row]]]:
-    reserved = {use.limits.engine_id: use.reserved.blocks for use in view.engines}
+    taken = {use.limits.engine_id: _at_risk(use) for use in view.engines}
     used = _in_use(engines)
     yield (
         catalogue.DRIFT_BLOCKS,
-        [
-            ((engine_id,), used[engine_id] - reserved[engine_id])
-            for engine_id in used
-            if engine_id in reserved
-        ],
+        [((engine_id,), used[engine_id] - taken[engine_id]) for engine_id in used if engine_id in taken],
     )

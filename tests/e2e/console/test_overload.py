@@ -71,7 +71,7 @@ async def test_who_waits_and_why_and_what_would_help(overloaded: House, browser:
         bar = page.locator(".engine .bar").first
         await expect(bar).to_have_attribute(
             "aria-label",
-            re.compile(r"KV cache: \d+ % expected, \d+ % set aside for longer answers, \d+ % in use"),
+            re.compile(r"KV cache: \d+ % reserved, \d+ % set aside for longer answers, \d+ % in use"),
         )
 
 

@@ -336,7 +336,7 @@ async def test_all_states_of_engines_and_modes(browser: Browser, width: int, dar
         await expect(page.locator("#banners")).to_contain_text("Mode observe for 1 of the tenants")
         await expect(page.locator("#headline-notes")).to_contain_text("mode local")
         await expect(page.locator(".engine .bar").first).to_have_attribute(
-            "aria-label", "KV cache: 55 % expected, 30 % set aside for longer answers, 40 % in use"
+            "aria-label", "KV cache: 55 % reserved, 30 % set aside for longer answers, 40 % in use"
         )
         await expect(page.locator(".engine button:visible")).to_have_count(0)
         await looker.picture(f"states-{width}-{'dark' if dark else 'light'}")

@@ -59,7 +59,7 @@ def test_what_is_there_is_shown(run: Callable[..., Any], redis_server: RedisServ
     told = json.loads(run("show", "--json").stdout)
     [engine] = told["engines"]
     assert (engine["reserved_blocks"], engine["reservations"], told["queued"]) == (80, 2, 1)
-    assert {p["process"]: sum(h["blocks"] for h in p["holds"]) for p in told["processes"]} == {
+    assert {p["process"]: sum(h["reserved_blocks"] for h in p["holds"]) for p in told["processes"]} == {
         "one": 40, "two": 40, "three": 0,
     }  # fmt: skip
     assert [one["request"] for one in told["head"]] == ["r-three"]
@@ -92,7 +92,7 @@ def test_who_is_gone_is_removed(run: Callable[..., Any], redis_server: RedisServ
     assert "gone" in result.stdout
     told = json.loads(run("show", "--json").stdout)
     assert told["processes"] == []
-    assert sum(orphan["blocks"] for orphan in told["orphans"]) == 80
+    assert sum(orphan["reserved_blocks"] for orphan in told["orphans"]) == 80
     assert (told["queued"], run("reap").exit_code) == (0, 0)
 
 

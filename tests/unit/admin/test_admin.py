@@ -202,11 +202,13 @@ async def test_the_ledger_as_json(client: httpx.AsyncClient) -> None:
                 "seqs": 8,
                 "prefill_tokens": 8192,
                 "reserved_blocks": 40,
+                "peak_blocks": 40,
                 "reserved_seqs": 3,
                 "reserved_prefill_tokens": 512,
                 "reservations": 3,
                 "accepting": True,
                 "pinned_by": "r9",
+                "share_blocks": None,
             }
         ],
         "totals": {"grants": 7},

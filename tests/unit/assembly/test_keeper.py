@@ -16,9 +16,9 @@ from kvgate.assembly.file import PolicySource, needs_restart, taken_over, tenant
 from kvgate.assembly.keeper import PolicyKeeper
 from kvgate.config import load
 from kvgate.config.settings import Settings
-from kvgate.config.tenants import TenantBook
+from kvgate.config.tenants import TenantBook, anonymous_book
 from kvgate.errors import ChangeNotKept, ConfigError
-from kvgate_policies.types import TenantRules
+from kvgate_policies.types import TenantPolicy, TenantRules
 from unit.assembly.fakes import Hand, a_book, a_house, ledger_of, settings
 
 BOOK = a_book("chat", "batch")
@@ -270,3 +270,21 @@ async def test_a_pipe_in_the_place_of_the_file_is_refused_and_not_waited_for(tmp
 
 def test_what_has_no_end_has_no_digest() -> None:
     assert PolicySource(lambda: settings("a"), Path("/dev/zero")).digest() is None
+
+
+async def test_what_a_new_file_makes_doubtful_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    patient = replace(anonymous_book(TenantPolicy(queue_wait_s_max=3600.0)), names=("chat", "batch"))
+    doubted = settings("a", book=patient)
+    kept = Kept("a", wanted=doubted)
+    for _ in range(2):
+        await kept.keeper.reload()
+    said = [
+        one.getMessage() for one in caplog.records if "the queue wait of 3600 s is longer" in one.getMessage()
+    ]
+    assert len(said) == 1
+    kept.wanted = kept.settings
+    await kept.keeper.reload()
+    kept.wanted = doubted
+    await kept.keeper.reload()
+    again = [one for one in caplog.records if "the queue wait of 3600 s is longer" in one.getMessage()]
+    assert len(again) == 2

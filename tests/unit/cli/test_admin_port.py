@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgate.cli.admin_port import AdminPort, seconds, share
+from kvgate.cli.engines import list_engines
 from kvgate.cli.queue import queue
 from kvgate.errors import ConfigError
 
@@ -149,3 +150,26 @@ def test_the_queue_says_why(
     server.text = json.dumps({"pools": [pool | room]})
     assert queue(admin=server.url) == 0
     assert said in capsys.readouterr().out.splitlines()
+    server.text = json.dumps({"pools": [pool | room | {"share_blocks": 330}]})
+    assert queue(admin=server.url) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("each process may use at most 330 of the blocks" in out) is bool(accepting)
+
+
+def test_the_engines_say_what_is_reserved_and_the_share_while_the_ledger_is_away(
+    server: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {
+        "engine_id": "e", "pool": "p", "state": "up", "limits": {"blocks": 300}, "gauges": None,
+        "blocks_usable": 200, "reserved_blocks": 66, "peak_blocks": 5184, "share_blocks": None,
+    }  # fmt: skip
+    server.text = json.dumps({"engines": [engine]})
+    assert list_engines(admin=server.url) == 0
+    out = capsys.readouterr().out
+    assert ["e", "p", "up", "300", "200", "66"] in [line.split()[:6] for line in out.splitlines()]
+    assert "away" not in out
+    server.text = json.dumps({"engines": [engine | {"share_blocks": 90}]})
+    assert list_engines(admin=server.url) == 0
+    out = capsys.readouterr().out
+    assert ["e", "p", "up", "300", "90", "66"] in [line.split()[:6] for line in out.splitlines()]
+    assert "The shared ledger is away" in out

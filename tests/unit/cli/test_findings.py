@@ -46,6 +46,12 @@ def test_a_good_pool_in_words() -> None:
     assert row.split() == ["http://a:1", "up", "120", "32", "320", "256", "12"]
 
 
+def test_what_requests_reserve() -> None:
+    out = io.StringIO()
+    print_findings(Findings((report(limits()),), reservations="forecast, risk 1%; guaranteed for chat"), out)
+    assert "reservation: forecast, risk 1%; guaranteed for chat\n" in out.getvalue()
+
+
 def test_a_backend_that_cannot_be_used() -> None:
     findings = Findings((report(limits()), report(None, "no num_gpu_blocks; give --num-gpu-blocks")))
     assert not findings.ok
@@ -65,9 +71,10 @@ def test_an_engine_smaller_than_the_window_is_said() -> None:
 
 
 def test_as_json() -> None:
-    answer = findings_json(Findings((report(limits()),), ("a doubt",)))
+    answer = findings_json(Findings((report(limits()),), ("a doubt",), reservations="guaranteed"))
     assert answer == {
         "ok": True,
+        "reservation": "guaranteed",
         "ledger": {"shared_over": None, "error": None},
         "warnings": ["a doubt"],
         "backends": [

@@ -15,6 +15,7 @@ from kvgate.cli.ledger_report import Report, print_report, report_json
 from kvgate.config.sources import ledger_place
 from kvgate.errors import ConfigError
 from kvgate.ledger.scripts import Holding, Inspection, Orphan, Sums, Waiting
+from kvgate_policies.occupancy import guaranteed
 from kvgate_policies.types import EngineLimits, EngineShape, EngineUse, KVCost, LedgerView, PriorityClass
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ LIMITS = EngineLimits(ENGINE, EngineShape(16, 4096), blocks=1000, seqs=8, prefil
 REPORT = Report(
     "llama",
     LedgerView(
-        (EngineUse(LIMITS, KVCost(70, 3, 512), 3, pinned_by="r9"),),
+        (EngineUse(LIMITS, KVCost(70, 3, 512, guaranteed(60)), 3, pinned_by="r9"),),
         2,
         1.5,
         "redis",
@@ -36,7 +37,7 @@ REPORT = Report(
         epoch="e1",
         leases_ms={"p1": 4200, "p2": -100, "p3": 5000},
         holdings=(
-            Holding("p1", ENGINE, "chat", Sums(KVCost(40, 2, 512), 2), unseen=1),
+            Holding("p1", ENGINE, "chat", Sums(KVCost(40, 2, 512, guaranteed(35)), 2), unseen=1),
             Holding("p2", ENGINE, "bulk", Sums(KVCost(30, 1, 0), 1), unseen=0),
         ),
         orphans=(Orphan("p0", ENGINE, "chat", Sums(KVCost(5, 1, 0), 1), age_ms=1500),),
@@ -62,8 +63,8 @@ def printed(report: Report) -> list[list[str]]:
 
 def test_tables_for_people() -> None:
     lines = printed(REPORT)
-    assert [ENGINE, "70", "70", "1,000", "3", "8", "512", "8,192", "3", "yes", "r9"] in lines
-    assert ["p1", "4.2", "s", ENGINE, "chat", "40", "40", "2", "512", "2"] in lines
+    assert [ENGINE, "60", "1,000", "70", "3", "8", "512", "8,192", "3", "yes", "r9"] in lines
+    assert ["p1", "4.2", "s", ENGINE, "chat", "35", "40", "2", "512", "2"] in lines
     assert ["p2", "ran", "out", ENGINE, "bulk", "30", "30", "1", "0", "1"] in lines
     assert ["p3", "5.0", "s"] in lines
     assert ["p0", ENGINE, "chat", "5", "5", "1", "0", "1", "1.5", "s"] in lines
@@ -79,12 +80,13 @@ def test_an_empty_ledger_is_no_trouble() -> None:
 def test_the_same_as_json() -> None:
     told = json.loads(json.dumps(report_json(REPORT)))
     assert (told["pool"], told["epoch"], told["queued"], told["parked"]) == ("llama", "e1", 2, 1)
-    assert told["engines"][0]["reserved_blocks"] == 70
+    engine = told["engines"][0]
+    assert (engine["reserved_blocks"], engine["peak_blocks"]) == (60, 70)
     first = told["processes"][0]
     assert (first["process"], first["lease_left_s"], first["holds"][0]["unseen_grants"]) == ("p1", 4.2, 1)
     assert told["orphans"] == [
         {"process": "p0", "engine_id": ENGINE, "tenant": "chat", "age_s": 1.5}
-        | {"blocks": 5, "expected_blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
+        | {"reserved_blocks": 5, "peak_blocks": 5, "seqs": 1, "prefill_tokens": 0, "reservations": 1}
     ]
     assert told["head"][0]["request"] == "r9"
 

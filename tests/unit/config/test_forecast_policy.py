@@ -102,3 +102,17 @@ def test_made_in_code():
     own = Settings(backends=("http://a",), reservation="forecast", tenant=TenantPolicy(max_tokens_default=64))
     assert own.book.policy("anonymous", "default").max_tokens_default == 64
     assert own.book.policy("anonymous", "default").reservation == "forecast"
+
+
+@pytest.mark.parametrize("tenants", ["", "tenants: {a: {keys: [{sha256: '%s'}]}}" % ("a" * 64)])
+def test_an_option_replaces_what_the_file_says_for_all(tmp_path: Path, tenants: str):
+    """As for every other thing that `defaults` says."""
+    text = f"version: 1\npools: {{m: {{backends: ['http://a:1'], reservation: guaranteed}}}}\n{tenants}\n"
+    text += "defaults: {reservation: guaranteed, risk: 2%}\n"
+    path = tmp_path / "policy.yaml"
+    path.write_text(text, encoding="utf-8")
+    made = load(path, {}, {"reservation": "forecast", "risk": "5%"})
+    [name] = made.book.names
+    policy = made.book.policy(name, "m")
+    assert (policy.reservation, policy.risk) == ("forecast", 0.05)
+    assert made.book.origins(name, "m")["reservation"] == "--reservation"

@@ -84,7 +84,7 @@ def test_no_backend_says_the_three_ways() -> None:
         ({"risk": "0%"}, "--risk: '0%' is not allowed; allowed: a percentage above 0% and up to 50%"),
         ({"risk": "0.6"}, "--risk: '0.6' is not allowed; allowed: a percentage above 0% and up to 50%"),
         ({"prompt_tokens": "local:"}, "--prompt-tokens: 'local:' is not allowed; allowed: learned, backend"),
-        ({"num_gpu_blocks": 1}, "--num-gpu-blocks: 1 is not allowed; allowed: Input should be greater than"),
+        ({"num_gpu_blocks": 1}, "--num-gpu-blocks: 1 is not allowed; allowed: a whole number from 2"),
         ({"backends": ["a:1"]}, "--backend: ['a:1'] is not allowed; allowed: base URLs"),
         ({"backends": ["http://u:p@a"]}, "base URLs without user"),
         ({"backends": ["http://a:99999"]}, "base URLs such as"),

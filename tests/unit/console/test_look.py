@@ -138,6 +138,7 @@ def test_a_forecast_has_two_parts_and_what_is_not_trusted_is_closed() -> None:
         "some deviations of five blocks each"
     )
     assert (engine.blocks, engine.blocks_open) == (100, 80)
+    assert (engine.blocks_reserved, engine.blocks_taken) == (40, 40 + at_risk.blocks)
 
 
 def test_only_clearly_more_than_ours_is_foreign() -> None:

@@ -310,7 +310,20 @@ def test_what_helps_when_none_takes_work() -> None:
 def test_a_forecast_counts_with_all_its_parts() -> None:
     parts = (Part("expected", 60), Part("at_risk", 35))
     told = headline(pool(engine(A, parts=parts), tenants=(tenant("acme", 1),)))
-    assert told.text.endswith("the engine is full, 95 % of the KV cache is reserved.")
+    assert told.text.endswith(
+        "the engine is full, 95 % of the KV cache is reserved, or set aside for longer answers."
+    )
+    idle = headline(pool(engine(A, parts=parts)))
+    assert idle.text == "Nobody waits. 60 % of the KV cache is reserved.", "what all others call reserved"
+
+
+def test_in_mode_local_the_share_of_each_process_is_named() -> None:
+    waits = (tenant("acme", 1),)
+    told = headline(pool(engine(A, blocks_share=30), tenants=waits, ledger_mode="local"))
+    assert told.text.endswith("each process may fill only its share, 30 of 100 blocks.")
+    unequal = (engine(A, blocks_share=30), engine(B, blocks=50, blocks_share=15))
+    told = headline(pool(*unequal, tenants=waits, ledger_mode="local"))
+    assert told.text.endswith("each process may fill only its share.")
 
 
 def test_what_an_engine_says_is_cut() -> None:

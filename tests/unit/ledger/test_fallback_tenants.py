@@ -101,9 +101,45 @@ def test_a_guarantee_holds_in_its_part():
     assert names[:3] == ["r0", "r1", "r2"]
 
 
+def test_a_hard_partition_is_kept():
+    """Of what this process may use: 450 blocks, of which 225 are for nobody else."""
+    made = alone(TenantRules(guarantee=0.5, borrow=False))
+    others = sum(granted(made, f"other{number}", tenant="other") for number in range(60))
+    mine = sum(granted(made, f"r{number}") for number in range(60))
+    assert (others, mine) == (22, 22)
+
+
+def test_a_hard_partition_of_all_is_kept_from_those_that_have_none():
+    made = alone(TenantRules(guarantee=1.0, borrow=False))
+    assert not granted(made, "other", tenant="other")
+    assert granted(made, "r")
+
+
 def test_what_is_held_already_counts_for_its_tenant():
     made = alone(TenantRules(limit=0.1), live=1)
     made.adopt(Grant("x", "a", SHAPE, cost(85), 0, "t"))
     assert not granted(made, "r")
     made.end("x", 0.0)
     assert [name for name, _ in made.take_decisions()] == ["r"]
+
+
+@pytest.mark.parametrize("mode", list(OnFailure))
+@pytest.mark.parametrize("live", [0, 1, 3])
+def test_no_bound_that_is_shown_is_above_the_pool(mode: OnFailure, live: int):
+    """The core has each engine as a share and as a whole, or as many times what it is: nobody else does."""
+    made = alone(TenantRules(guarantee=0.3), live, mode, blocks=300)
+    made.reserve(ask("r", blocks=1, tenant="other"), None, 0.0)
+    view = made.view(0.0)
+    assert sum(use.limits.blocks for use in view.engines) == 300
+    shown = {use.name: (use.blocks_guaranteed, use.blocks_limit) for use in view.tenants}
+    assert {limit for _, limit in shown.values()} == {300}
+    assert shown["t"][0] <= 90
+
+
+def test_the_share_of_a_process_is_shown():
+    [use] = alone(TenantRules(), 3, blocks=300).view(0.0).engines
+    assert (use.share, use.limits.blocks) == (cost(90, 300, 300_000), 300)
+    [use] = alone(TenantRules(), 3, OnFailure.CLOSED).view(0.0).engines
+    assert use.share == cost(0, 0)
+    [use] = alone(TenantRules(), 3, OnFailure.OPEN).view(0.0).engines
+    assert use.share is None

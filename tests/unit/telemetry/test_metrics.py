@@ -18,6 +18,7 @@ from kvgate.telemetry.catalogue import METRICS, Metric
 from kvgate.telemetry.fairness import FairnessWindow, jain
 from kvgate.telemetry.labels import OTHER
 from kvgate.telemetry.metrics import TENANTS_MAX
+from kvgate_policies.occupancy import guaranteed
 from kvgate_policies.types import (
     Endpoint,
     EngineLimits,
@@ -316,6 +317,14 @@ class TestScrape:
         assert value(telemetry, "kvgate_engine_preemptions_total", **engine) == 7
         assert value(telemetry, "kvgate_bypasses_total") == 4
         assert value(telemetry, "kvgate_ledger_mode", mode="memory") == 1
+
+    def test_drift_is_beside_what_is_expected_and_not_beside_the_peaks(self) -> None:
+        """100 blocks are in use of 200; 50 more or less are expected of requests that could come to 5,000."""
+        telemetry = Telemetry("p")
+        limits = replace(LIMITS, blocks=200)
+        view = LedgerView((EngineUse(limits, KVCost(5000, 3, 0, guaranteed(50)), 3),))
+        telemetry.watch(lambda: view, lambda: [Status(limits=limits, gauges=Gauges())])
+        assert value(telemetry, "kvgate_ledger_drift_blocks", engine="http://a:1") == 50
 
     def test_a_page_shows_the_snapshot_of_the_last_refresh(self) -> None:
         queued = [5]

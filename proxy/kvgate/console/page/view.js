@@ -70,7 +70,7 @@ export function keep(parent, items, keyOf, create, update) {
   });
 }
 
-const PARTS = { guaranteed: "reserved", expected: "expected", at_risk: "set aside for longer answers" };
+const PARTS = { guaranteed: "reserved", expected: "reserved", at_risk: "set aside for longer answers" };
 const FOUND_BY = { api_key: "by their keys", header: "by a header", jwt: "by a token", anonymous: "all requests are one tenant's" };
 const FINE = new Set(["up"]);
 const BAD = new Set(["down", "error", "stalled", "unknown"]);
@@ -151,9 +151,13 @@ function updateEngine(item, engine, act) {
 }
 
 function engineFacts(engine) {
-  const reserved = engine.parts.reduce((sum, part) => sum + part.blocks, 0);
+  const sum = (parts) => parts.reduce((blocks, part) => blocks + part.blocks, 0);
+  const reserved = sum(engine.parts.filter((part) => part.kind !== "at_risk"));
+  const aside = sum(engine.parts) - reserved;
   if (!engine.blocks) return ["its size is not known"];
   const told = [`${count(reserved)} of ${count(engine.blocks)} blocks reserved (${percent(reserved, engine.blocks)})`];
+  if (aside) told.push(`${count(aside)} ${PARTS.at_risk}`);
+  if (engine.blocks_share !== null) told.push(`at most ${count(engine.blocks_share)} for each process`);
   if (engine.blocks_in_use !== null) told.push(`${count(engine.blocks_in_use)} in use (${percent(engine.blocks_in_use, engine.blocks)})`);
   told.push(`${count(engine.seqs_reserved)} of ${count(engine.seqs)} slots`);
   if (engine.kept_for !== null) told.push(`kept free for ${engine.kept_for.replace(/^(.{8}).{4,}(-\d+)$/, "$1…$2")}`);
