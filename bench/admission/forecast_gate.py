@@ -133,7 +133,7 @@ class Forecast(Queued):
                 Revocable(name, jobs[job].vector, self._generated(job), job.revoked)
                 for name, job in batch.items()
             ]
-            chosen = to_revoke(self._held[engine], candidates, capacity_blocks=self.profile.blocks, z=self._z)
+            chosen = to_revoke(self._held[engine], candidates, capacity_blocks=self.profile.blocks)
             revoked += [batch[name] for name in chosen]
         return revoked
 

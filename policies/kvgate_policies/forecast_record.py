@@ -29,11 +29,15 @@ GUARD_S_MAX = 600.0
 """After which a record is no longer guarded, however few ends it saw: a tenant that brings so few cannot fill an
 engine, and one whose answers teach nothing (several sequences of a prompt) would be guarded for ever."""
 
+RATIO_MIN = 0.25
+"""Of ends that are expected after a change. That none came of those that were due says no more: how much longer answers
+got is known when the first have ended."""
+
 NEWS_TRIALS = 512.0
 NEWS_ENDS = 2.0
 """So many tokens or ends make a new curve worth its 0.1 ms; a beat of an idle tenant costs nothing."""
 VOUCH_ENDS = 5.0
-"""Ends that must have been due before a tenant's sequences can speak against a change of the pool."""
+"""Ends that must have been due before sequences show by themselves whether they are as before."""
 
 
 @dataclass(slots=True)
@@ -117,7 +121,8 @@ class LengthRecord:
     ) -> int | None:
         """Look for a change, and let old cohorts become history. `cohort` is the present one's number.
 
-        The cohort in which it happened is forgotten too: some of it is of the old kind. `confirmed` is asked before a
+        The cohort in which it happened is forgotten too, unless it is surely of the new kind itself: of the others
+        some are of the old one. `confirmed` is asked before a
         change since that cohort is believed. `now_s` is any clock, for the longest time that it stays guarded.
 
         Returns the number of the cohort since which things are different, when that is noticed just now.
@@ -127,7 +132,7 @@ class LengthRecord:
         if since is not None and confirmed is not None and not confirmed(since):
             since = None
         if since is not None:
-            self.forget_before(since + 1, self.fate(since).ratio)
+            self.forget_before(since + (not self._is_new(since)), self.fate(since).ratio)
         for old in [number for number in self._cohorts if number <= cohort - COHORTS_MAX]:
             self._history.add(self._cohorts.pop(old).lengths)
         while self._history.sequences > HISTORY_SEQUENCES:
@@ -152,6 +157,11 @@ class LengthRecord:
             if (known := self._cohorts.get(number)) is not None:
                 known.fate -= fate
 
+    def _is_new(self, cohort: int) -> bool:
+        """Whether it shows by itself that what began with it is of the new kind: many ends were due, and none came."""
+        fate = self._cohorts[cohort].fate
+        return fate.expected >= VOUCH_ENDS and fate.seen == 0.0
+
     def as_forecast(self, cohort: int) -> bool:
         """Whether what began with that cohort or later clearly ends as forecast: evidence against a change."""
         fate = self.fate(cohort)
@@ -160,12 +170,12 @@ class LengthRecord:
     def forget_before(self, cohort: int, ratio: float) -> None:
         """A new era: only what began with that cohort or later is still true.
 
-        Where nothing was seen since, ends are expected `ratio` times as often as before: the newcomers' tails
-        are not known yet, and the old ones were shorter.
+        Where nothing was seen since, ends are expected `ratio` times as often as they were seen before, but not below
+        `RATIO_MIN`: the newcomers' tails are not known yet, and the old ones were shorter.
         """
         self.told += 1
         if self._curve is not None:
-            self._before = stretched(self._curve, min(ratio, 1.0))
+            self._before = stretched(self._curve, min(max(ratio, RATIO_MIN), 1.0), self.lengths())
         self._history, self._others = LengthHistogram(), LengthHistogram()
         self._dropped = {number: known.fate for number, known in self._cohorts.items()}
         self._cohorts = {number: known for number, known in self._cohorts.items() if number >= cohort}

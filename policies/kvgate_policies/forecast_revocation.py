@@ -4,9 +4,11 @@ A request that was admitted on a forecast which proves wrong cannot be taken bac
 of the answer. One that has sent nothing yet (not streaming, or still in its prompt) can: it is aborted on the
 engine and queued again at its old place, and only the work is lost. That is opt-in, for the class `batch`.
 
-Rules: it is done only when the near future does not fit (the first `NEAR_POINTS` of the grid), since what is
-further off is seen off by admitting nobody; those with the fewest tokens emitted go first, for the least work
-is lost; no request is revoked more than `REVOCATIONS_MAX` times, so that each gets through.
+Rules: it is done only when the near future is *expected* not to fit (the means at the first `NEAR_POINTS` of the
+grid). What is further off is seen off by admitting nobody, and so is the room for chance that admission leaves: a full
+engine needs some of it at any moment, and to throw work away for what will most likely not happen costs more than it
+saves. Those with the fewest tokens emitted go first, for the least work is lost; no request is revoked more than
+`REVOCATIONS_MAX` times, so that each gets through.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvgate_policies.forecast_fit import ZVector, load
-from kvgate_policies.occupancy import GRID, Occupancy
+from kvgate_policies.occupancy import SCALE, Occupancy
 
 NEAR_POINTS = 6
 """Up to 128 tokens ahead: about five seconds, enough for an abort to free its blocks."""
@@ -35,25 +36,17 @@ class Revocable:
     """How often it was sent back already."""
 
 
-def to_revoke(
-    held: Occupancy, candidates: Iterable[Revocable], *, capacity_blocks: float, z: ZVector
-) -> tuple[str, ...]:
-    """Whom to send back until the near future fits again, or no candidate is left. Usually nobody.
+def to_revoke(held: Occupancy, candidates: Iterable[Revocable], *, capacity_blocks: float) -> tuple[str, ...]:
+    """Whom to send back until the near future is expected to fit again, or no candidate is left. Usually nobody.
 
     `capacity_blocks` is capacity times trust.
     """
     left = held
     chosen: list[str] = []
     for candidate in sorted(candidates, key=lambda one: (one.generated, one.request_id)):
-        if _near(left, capacity_blocks, z) <= 1.0:
+        if max(left.means[:NEAR_POINTS]) <= capacity_blocks * SCALE:
             break
         if candidate.revoked < REVOCATIONS_MAX:
             chosen.append(candidate.request_id)
             left -= candidate.vector
     return tuple(chosen)
-
-
-def _near(held: Occupancy, capacity_blocks: float, z: ZVector) -> float:
-    beyond = (0,) * (len(GRID) - NEAR_POINTS)
-    near = Occupancy((*held.means[:NEAR_POINTS], *beyond), (*held.variances[:NEAR_POINTS], *beyond))
-    return load(near, capacity_blocks, z)

@@ -138,9 +138,14 @@ def survival(seen: LengthHistogram, parent: Survival) -> Survival:
     return _compile(bins, sum(seen.ends) + PARENT_SEQUENCES)
 
 
-def stretched(curve: Survival, ratio: float) -> Survival:
-    """The curve of sequences that end `ratio` times as readily in every bin: longer ones, for a ratio below 1."""
-    bins = [one._replace(dying=one.dying * ratio, hazard=one.hazard * ratio) for one in curve.bins]
+def stretched(curve: Survival, ratio: float, seen: LengthHistogram) -> Survival:
+    """The curve of sequences that end `ratio` times as readily in every bin that any was seen in: longer ones, for a
+    ratio below 1. Where none was, `curve` is a guess, and stays that.
+    """
+    bins = [
+        one._replace(dying=one.dying * ratio, hazard=one.hazard * ratio) if counts[0] or counts[1] else one
+        for one, counts in zip(curve.bins, zip(*seen.columns, strict=True), strict=True)
+    ]
     return _compile(bins, curve.seen_ends)
 
 

@@ -143,6 +143,8 @@ class Attempt:
         if not held.sure:
             return Again(Late.LEASE)
         held.sent()
+        if not passage.request.stream:  # shows nothing, not even headers, before all of it is there
+            held.first_token_after(_prefill_s(passage.priced.count.total, self._settings.prefill_tokens_max))
         if passage.call.trace is not None:
             passage.call.trace.enter(Phase.RELAY, at=target.url)
         try:
@@ -248,7 +250,6 @@ class Attempt:
         self, opened: _Opened, held: Holding, passage: Passage
     ) -> _Opened | Ended | Again:
         """Read a JSON answer whole, if it is not too large, so that an empty one can still be retried."""
-        held.first_token_after(passage.priced.count.total / self._settings.prefill_tokens_max)
         await opened.read_up_to(self._settings.answer_bytes_inspected_max)
         if opened.response.status_code != 200 or not opened.complete or not opened.is_json:
             return opened
@@ -452,6 +453,13 @@ class _Opened:
                 return
         self.complete = self.ended = True
         self.meter.end()
+
+
+def _prefill_s(prompt_tokens: int, prefill_tokens_max: int) -> float:
+    """By when a prompt is computed, for who shows no first token: it and whatever may lie before it in the engine, at
+    the rate for which the bound is one second.
+    """
+    return max(prompt_tokens, prefill_tokens_max) / prefill_tokens_max
 
 
 def _taken(opened: _Opened, passage: Passage) -> Served | None:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvgate_policies.forecast_fit import z_of
 from kvgate_policies.forecast_revocation import Revocable, to_revoke
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def _chosen(use: EngineUse, candidates: Sequence[Running], view: LedgerView) -> 
         # How often each was sent back need not be said: one that was too often is no candidate.
         [Revocable(run.request_id, run.held.cost.occupancy, run.reached) for run in candidates],
         capacity_blocks=use.limits.blocks_open,
-        z=z_of(max(run.tenant.risk for run in candidates)),
     )
     mine = math.ceil(len(ids) / max(view.processes, 1))
     return [by_id[request_id] for request_id in ids[:mine]]

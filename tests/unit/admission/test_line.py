@@ -166,10 +166,11 @@ class House:
         priority: PriorityClass = STANDARD,
         deadline_s: float | None = None,
         client: Client | None = None,
+        stream: bool = True,
     ) -> Ended:
         policy = tenant or TenantPolicy("t")
         request = InferenceRequest(
-            Endpoint.COMPLETIONS, "m", stream=True, prompts=(PromptSize(utf8_bytes=prompt),),
+            Endpoint.COMPLETIONS, "m", stream=stream, prompts=(PromptSize(utf8_bytes=prompt),),
             max_tokens=max_tokens, max_tokens_field="max_tokens",
         )  # fmt: skip
         headers = [(b"x-request-id", name.encode())]

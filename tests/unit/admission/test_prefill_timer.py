@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from kvgate.admission.holding import Holding
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
-from kvgate_policies.types import EngineLimits, EngineShape, KVCost
+from kvgate_policies.types import EngineLimits, EngineShape, KVCost, Outcome
 from support.virtual_loop import LoopClock, run_virtual
+from unit.admission.test_line import SHAPE as LINE_SHAPE
+from unit.admission.test_line import House
 
 SHAPE = EngineShape(16, 1024)
 COST = KVCost(blocks=10, seqs=1, prefill_tokens=100)
@@ -92,5 +95,34 @@ def test_leaving_by_an_error_stops_it():
                 raise RuntimeError
         assert reserved(ledger) == NOTHING
         assert not other_tasks()
+
+    run_virtual(main())
+
+
+class InOnePiece(House):
+    """The engine shows nothing for half a minute, no headers either: as vLLM does for an answer in one piece."""
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request.headers.get("x-request-id", "").encode())
+        await asyncio.sleep(30.0)
+        choice = {"index": 0, "text": "a", "finish_reason": "stop"}
+        return httpx.Response(200, json={"choices": [choice], "usage": None})
+
+
+def test_answers_in_one_piece_do_not_keep_others_out_until_they_are_there():
+    """Each prompt is above half of what may lie there uncomputed; an engine computes it in a second at most."""
+
+    async def main() -> None:
+        house = InOnePiece(None)
+        await house.ledger.observe(EngineLimits("http://e:1", LINE_SHAPE, 10_000, 64, 8192))
+        calls = [asyncio.create_task(house.serve(f"r{index}", prompt=3000, stream=False)) for index in range(8)]
+        started: list[int] = []
+        for _ in range(5):
+            await asyncio.sleep(1.1)
+            started.append(len(house.seen))
+        assert started == [4, 6, 8, 8, 8]
+        for ended in await asyncio.gather(*calls):
+            assert ended.outcome is Outcome.SERVED
+        assert house.ledger.view().engines[0].reserved == NOTHING
 
     run_virtual(main())

@@ -263,12 +263,12 @@ def test_a_change_of_all_is_noticed_by_the_pool_and_newcomers_are_guarded():
 def test_only_what_began_after_a_change_says_that_the_new_lengths_are_known():
     """Those of the old kind that still run, and end soon, are no reason to trust a forecast of the new kind."""
     lengths = Lengths()
-    for _ in range(300):
+    for _ in range(10 * COHORT_SEQUENCES):
         cohort = lengths.start("a")
         lengths.reach("a", cohort, 0, 100)
         lengths.end("a", cohort, 100)
         lengths.review()
-    old = [lengths.start("a") for _ in range(60)]
+    old = [lengths.start("a") for _ in range(2 * COHORT_SEQUENCES)]
     new = [lengths.start("a") for _ in range(100)]
     for cohort in new:
         lengths.reach("a", cohort, 0, 160)
@@ -287,6 +287,24 @@ def test_only_what_began_after_a_change_says_that_the_new_lengths_are_known():
         lengths.review()
     assert not lengths.guarded("a")
     assert lengths.curve("a").quantile(0.5) == pytest.approx(300, rel=0.02)
+
+
+def test_of_a_burst_all_that_is_surely_new_teaches():
+    """It changed within a cohort; the two after it show by themselves that they are new."""
+    crowd = Crowd(13)
+    crowd.begin(90, a=20.0)
+    crowd.finish()
+    for _ in range(60):
+        crowd.running.append(["a", crowd.lengths.start("a"), 400, 0])
+    crowd.finish()
+    assert crowd.changed.count("a") == 1
+    ends = sum(crowd.lengths._tenants["a"].lengths().ends)
+    assert ends == 60 - (3 * COHORT_SEQUENCES - 90)
+    for _ in range(2):
+        crowd.lengths.curve("a")
+        crowd.lengths.review()
+    assert not crowd.lengths.guarded("a")
+    assert crowd.lengths.curve("a").quantile(0.5) == pytest.approx(400, rel=0.05)
 
 
 def test_who_was_guarded_for_the_pools_sake_is_trusted_again_with_it():

@@ -148,10 +148,17 @@ def test_a_tenant_leans_on_its_parent_where_it_has_seen_nothing():
 
 
 def test_stretching_makes_it_longer():
-    curve = learned([200] * 20 + [600] * 20)
-    longer = stretched(curve, 0.3)
+    seen = LengthHistogram()
+    for length in [200] * 20 + [600] * 20:
+        seen.reach(0, length)
+        seen.end(length)
+    curve = survival(seen, prior())
+    longer = stretched(curve, 0.3, seen)
     assert all(longer.alive(0, more) >= curve.alive(0, more) for more in (10, 100, 500, 1000))
     assert longer.quantile(0.5) > 2 * curve.quantile(0.5)
+    assert longer.alive(1000, 500) == pytest.approx(curve.alive(1000, 500)), (
+        "there it was a guess, and stays one"
+    )
 
 
 def test_quantiles_lie_between_0_and_1():
