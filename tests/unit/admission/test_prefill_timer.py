@@ -115,7 +115,9 @@ def test_answers_in_one_piece_do_not_keep_others_out_until_they_are_there():
     async def main() -> None:
         house = InOnePiece(None)
         await house.ledger.observe(EngineLimits("http://e:1", LINE_SHAPE, 10_000, 64, 8192))
-        calls = [asyncio.create_task(house.serve(f"r{index}", prompt=3000, stream=False)) for index in range(8)]
+        calls = [
+            asyncio.create_task(house.serve(f"r{index}", prompt=3000, stream=False)) for index in range(8)
+        ]
         started: list[int] = []
         for _ in range(5):
             await asyncio.sleep(1.1)
