@@ -12,6 +12,9 @@ FOR_DEFAULT = "1h"
 RESERVED = "the peaks of requests, or by forecast the most that all are expected to hold at a time."
 SHARE = "The most that each process may use of these while the shared ledger is away; null while it is there."
 PEAK = "What all reservations would come to, if each got to its peak: by forecast more than there is."
+CLOSED = (
+    "what still runs on engines that accept no work, since they drain, are down, or say that they are full."
+)
 LEDGER_EXAMPLE: dict[str, Any] = {
     "pool": "llama-70b",
     "mode": "redis",
@@ -174,7 +177,10 @@ class WaitingView(BaseModel):
     tenant: str
     queued: int
     oldest_wait_s: float
-    waits_for: WaitsFor = Field(description="What its next request waits for, as far as the sums show.")
+    waits_for: WaitsFor = Field(
+        description="What its next request waits for, as far as the sums show. `prompts`: blocks and a slot are free, "
+        "and the bound on prompt tokens not yet computed (`prefill_tokens`) keeps it out."
+    )
 
 
 class PoolQueueView(BaseModel):
@@ -182,11 +188,18 @@ class PoolQueueView(BaseModel):
     queued: int
     oldest_wait_s: float
     blocks: int = Field(description="Of the engines that accept work.")
-    reserved_blocks: int = Field(description=f"Of these: {RESERVED}")
-    peak_blocks: int = Field(description=PEAK)
+    reserved_blocks: int = Field(description=f"On all engines, `closed_blocks` among them: {RESERVED}")
+    peak_blocks: int = Field(description=f"On all engines. {PEAK}")
     share_blocks: int | None = Field(description=SHARE)
     seqs: int = Field(description="Sequence slots of the engines that accept work.")
-    reserved_seqs: int = Field(description="Of these.")
+    reserved_seqs: int = Field(description="On all engines, `closed_seqs` among them.")
+    prefill_tokens: int = Field(
+        description="Prompt tokens not yet computed that the engines that accept work may have: the bound of each."
+    )
+    reserved_prefill_tokens: int = Field(description="On all engines, `closed_prefill_tokens` among them.")
+    closed_blocks: int = Field(description=f"Of `reserved_blocks`: {CLOSED}")
+    closed_seqs: int = Field(description=f"Of `reserved_seqs`: {CLOSED}")
+    closed_prefill_tokens: int = Field(description=f"Of `reserved_prefill_tokens`: {CLOSED}")
     engines_accepting: int
     engines: int
     kept_free: list[str] = Field(
@@ -209,7 +222,7 @@ class PoolView(BaseModel):
     processes: int = Field(description="That share its ledger.")
     engines: int
     engines_accepting: int
-    blocks: int
+    blocks: int = Field(description="Of all engines, whether they accept work or not.")
     reserved_blocks: int = Field(description=f"Of these: {RESERVED}")
     peak_blocks: int = Field(description=PEAK)
     reservations: int

@@ -89,16 +89,22 @@ def queue_view(pool: str, view: LedgerView) -> PoolQueueView:
     waiting = sorted((use for use in view.tenants if use.queued), key=lambda use: -use.oldest_wait_s)
     kept_free = [use.limits.engine_id for use in view.engines if use.pinned_by is not None]
     accepting = [use for use in view.engines if use.limits.accepting]
+    closed = [use for use in view.engines if not use.limits.accepting]
     return PoolQueueView(
         pool=pool,
         queued=view.queued,
         oldest_wait_s=view.oldest_wait_s,
         blocks=sum(use.limits.blocks for use in accepting),
-        reserved_blocks=sum(use.reserved.use_blocks for use in accepting),
-        peak_blocks=sum(use.reserved.blocks for use in accepting),
+        reserved_blocks=sum(use.reserved.use_blocks for use in view.engines),
+        peak_blocks=sum(use.reserved.blocks for use in view.engines),
         share_blocks=_share_blocks(accepting),
         seqs=sum(use.limits.seqs for use in accepting),
-        reserved_seqs=sum(use.reserved.seqs for use in accepting),
+        reserved_seqs=sum(use.reserved.seqs for use in view.engines),
+        prefill_tokens=sum(use.limits.prefill_tokens for use in accepting),
+        reserved_prefill_tokens=sum(use.reserved.prefill_tokens for use in view.engines),
+        closed_blocks=sum(use.reserved.use_blocks for use in closed),
+        closed_seqs=sum(use.reserved.seqs for use in closed),
+        closed_prefill_tokens=sum(use.reserved.prefill_tokens for use in closed),
         engines_accepting=len(accepting),
         engines=len(view.engines),
         kept_free=kept_free,

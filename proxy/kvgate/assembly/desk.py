@@ -108,23 +108,45 @@ class Desk:
     async def _put(
         self, tenant: str, pool: str | None, override: Override | None, for_s: float, who: str
     ) -> None:
-        before = self.book
+        changes = self._changes(tenant, pool, override, for_s)
         await self._keeper.shared.put_tenant(tenant, pool, override, for_s)
         await self._keeper.apply()
-        self._log(tenant, pool, before, until="" if override is None else override.until, who=who)
+        self._log(tenant, pool, changes, until="" if override is None else override.until, who=who)
 
-    def _log(self, tenant: str, pool: str | None, before: TenantBook, *, until: str, who: str) -> None:
-        changes = {
+    def _changes(
+        self, tenant: str, pool: str | None, override: Override | None, for_s: float
+    ) -> dict[str, str]:
+        """What this change makes different by itself: the same file and the same other changes, without it and with it.
+        A file that is taken over in the same moment is not the work of whoever changes a tenant; it has a line of its
+        own.
+        """
+        standing = self.standing()
+        others = [one for one in standing if (one.tenant, one.pool) != (tenant, pool)]
+        mine = [] if override is None else [Standing(tenant, pool, override, for_s)]
+        before, after = self._keeper.book_with(standing), self._keeper.book_with([*others, *mine])
+        if tenant not in after.names:  # the file that is just being taken over has it no longer
+            return {}
+        return {
             f"{CALLED.get(name, name)} in {one}": f"{old} → {new}"
             for one in self._pools
             if pool in {None, one}
-            for name, (old, new) in differences(before, self.book, tenant, one).items()
+            for name, (old, new) in differences(before, after, tenant, one).items()
         }
+
+    def _log(
+        self, tenant: str, pool: str | None, changes: Mapping[str, str], *, until: str, who: str
+    ) -> None:
         said = (
             ", ".join(f"{what}: {how}" for what, how in changes.items()) or "nothing that was not so before"
         )
         end = f" until {until}" if until else " (a change was ended)"
-        fields = {"tenant": tenant, "pool": pool, "who": who, "until": until or None, "changes": changes}
+        fields = {
+            "tenant": tenant,
+            "pool": pool,
+            "who": who,
+            "until": until or None,
+            "changes": dict(changes),
+        }
         audit.info("tenant %s changed by %s%s: %s", tenant, who, end, said, extra={FIELDS: fields})
 
 

@@ -46,11 +46,31 @@ def queue(
 def _room(pool: dict[str, Any]) -> str:
     """Of one pool, in words."""
     if not pool["engines_accepting"]:
-        return "no engine takes work; see `kvgate engines`."
+        return f"no engine takes work; see `kvgate engines`.{_closed(pool)}"
+    blocks, seqs = (pool[f"reserved_{what}"] - pool.get(f"closed_{what}", 0) for what in ("blocks", "seqs"))
     return (
-        f"{pool['reserved_blocks']:,} of {pool['blocks']:,} KV blocks and {pool['reserved_seqs']:,} of "
+        f"{blocks:,} of {pool['blocks']:,} KV blocks and {seqs:,} of "
         f"{pool['seqs']:,} sequence slots are reserved, {pool['engines_accepting']:,} of {pool['engines']:,} engines "
-        f"take work.{_share(pool)}"
+        f"take work.{_closed(pool)}{_prompts(pool)}{_share(pool)}"
+    )
+
+
+def _closed(pool: dict[str, Any]) -> str:
+    """What runs where nothing new is started."""
+    blocks, seqs = pool.get("closed_blocks", 0), pool.get("closed_seqs", 0)
+    if not seqs and not blocks:
+        return ""
+    return f" Engines that take none still hold {blocks:,} blocks and {seqs:,} sequence{'s'[: seqs != 1]}."
+
+
+def _prompts(pool: dict[str, Any]) -> str:
+    """Where they are what keeps somebody out."""
+    if not any(one["waits_for"] == "prompts" for one in pool["tenants"]):
+        return ""
+    tokens = pool["reserved_prefill_tokens"] - pool["closed_prefill_tokens"]
+    return (
+        f" {tokens:,} of {pool['prefill_tokens']:,} prompt tokens that may be under way are not computed yet: who "
+        "waits for prompts goes on as they are."
     )
 
 

@@ -71,7 +71,7 @@ def _no_engine(pool: PoolShown) -> Headline:
         else "Start one, or undrain one. The engines below say what was seen of them."
     )
     who = _because(pool, "no engine takes work") if pool.queued else "No engine takes work"
-    return Headline("stop", f"{who}: {states}.{_longest(pool)}", what, _ledger_notes(pool))
+    return Headline("stop", f"{who}: {states}.{_longest(pool)}{_still(pool)}", what, _ledger_notes(pool))
 
 
 # Who waits.
@@ -143,7 +143,8 @@ def _why(pool: PoolShown) -> tuple[str, str, bool]:
     if pool.ledger_mode == "local":
         why = f"the shared ledger is away, and each process may fill only its share{_share(_taking(pool))}"
         return why, "Bring the Redis back: what needs more than the share waits for it.", False
-    why, what = _full(pool)
+    is_behind_prompts = most is not None and most.waits_for == "prompts"
+    why, what = _at_prompts(_names(pool, _taking(pool))[0]) if is_behind_prompts else _full(pool)
     return f"{why}{_and_away(pool)}", what, True
 
 
@@ -205,10 +206,14 @@ def _full(pool: PoolShown) -> tuple[str, str]:
         why = f"{verb.format(names)} kept free for a large request that others passed often enough"
         return why, "It starts as soon as enough has ended there."
     if all(engine.prefill_tokens_reserved >= engine.prefill_tokens for engine in engines):
-        return f"{name} at work on as many prompts as may be at once", _PREFILL_HELP
+        return _at_prompts(name)
     share_taken = f"{percent(taken, blocks)} of the KV cache {_is_taken(engines)}"
     why = f"what is free is less than the next one needs, with {share_taken}"
     return why, "Send smaller requests (max_tokens, n), or take larger engines."
+
+
+def _at_prompts(name: str) -> tuple[str, str]:
+    return f"{name} at work on as many prompts as may be at once", _PREFILL_HELP
 
 
 _PREFILL_HELP = "They go on as soon as a prompt is computed; KVGATE_PREFILL_TOKENS_MAX is the bound."
@@ -252,7 +257,18 @@ def _fill(pool: PoolShown) -> str:
     engines = _taking(pool)
     reserved, blocks = sum(e.blocks_reserved for e in engines), sum(e.blocks for e in engines)
     told = percent(reserved, blocks)
-    return f"{_upper(told)} of the KV cache is reserved." if reserved else "Nothing is reserved."
+    filled = f"{_upper(told)} of the KV cache is reserved." if reserved else "Nothing is reserved."
+    still = _still(pool)
+    return f"{filled[:-1]} where work is taken.{still}" if still else filled
+
+
+def _still(pool: PoolShown) -> str:
+    """What runs where nothing new is started."""
+    running = sum(engine.reservations for engine in _away(pool))
+    if not running:
+        return ""
+    run = "runs" if running == 1 else "run"
+    return f" {requests(running)} still {run} on engines that take no work."
 
 
 def _notes(pool: PoolShown, *, is_away_said: bool = False) -> tuple[str, ...]:

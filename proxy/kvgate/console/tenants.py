@@ -27,7 +27,7 @@ def tenants_shown(view: LedgerView, pool: str, book: TenantBook) -> tuple[Tenant
 
 def _is_in_turn(tenant: TenantShown) -> bool:
     """It waits for what others wait for, too, by the rules."""
-    return tenant.waits_for == "room" and tenant.mode == "enforce"
+    return tenant.waits_for in {"room", "prompts"} and tenant.mode == "enforce"
 
 
 def _with_turn(tenant: TenantShown, waiting: set[str]) -> TenantShown:

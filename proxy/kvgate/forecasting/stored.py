@@ -3,13 +3,15 @@
 One file for each pool, replaced as a whole, so that there is always a complete one. It is written at the start, at
 most once in `SAVE_EVERY_S` if something was learned, and at the end. A file that can't be read or written is a warning,
 at the start already: what it had is learned again. One that can't be understood is put aside, under the same name and
-`.bad`.
+`.bad`, and stays there until somebody takes it away: the first is the one that shows how it began. While it is there,
+the next ones are put aside as `.bad2`, each in the place of the last: two files at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 from collections.abc import AsyncGenerator
@@ -30,6 +32,8 @@ SAVE_EVERY_S = 60.0
 """What is lost by a kill is a minute's learning; what a save takes is some milliseconds."""
 SAVE_S_MAX = 2.0
 """For the last save, at the end: a disk that takes longer is not waited for."""
+WORDS_CHARS_MAX = 60
+"""Of a damaged file in the log: enough to see what it begins with."""
 
 log = logging.getLogger(__name__)
 
@@ -71,23 +75,26 @@ class Stored:
             self._saved = text
 
     def _read(self) -> Statements:
+        text = b""
         try:
             with self.path.open("rb") as file:
-                return statements_of(file.read(TEXT_BYTES_MAX + 1))
+                text = file.read(TEXT_BYTES_MAX + 1)
+            return statements_of(text)
         except FileNotFoundError:
             log.info("no lengths of answers in %s yet", self.path)
         except OSError as error:
             log.warning("lengths of answers not restored from %s: %s", self.path, error)
         except ValueError as error:
-            self._put_aside(error)
+            self._put_aside(_whose(text) or str(error))
         return {}
 
-    def _put_aside(self, error: ValueError) -> None:
-        bad = self.path.with_suffix(".bad")
+    def _put_aside(self, why: str) -> None:
+        first = self.path.with_suffix(".bad")
+        bad = self.path.with_suffix(".bad2") if first.exists() else first
         log.warning(
             "lengths of answers not restored from %s: %s; it is kept as %s, and they are learned from the beginning",
             self.path,
-            error,
+            why,
             bad.name,
         )
         with contextlib.suppress(OSError):  # then it is written over
@@ -101,3 +108,22 @@ class Stored:
             beside.replace(self.path)
         except OSError as error:
             log.warning("lengths of answers not kept in %s: %s", self.path, error)
+
+
+def _whose(text: bytes) -> str:
+    """The first statement of a damaged file that is no good, with why; "" where not even that can be told."""
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        if len(text) > TEXT_BYTES_MAX:
+            return ""
+        found = json.loads(text)
+        for name, numbers in found.items():
+            try:
+                statements_of(json.dumps({name: numbers}))
+            except ValueError as error:
+                return f"{_short(name)}: {error}: {_short(numbers)}"
+    return ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= WORDS_CHARS_MAX else text[: WORDS_CHARS_MAX - 1] + "…"

@@ -76,6 +76,11 @@ class Plan:
         return self.settings.pool
 
     @property
+    def reserves(self) -> bool:
+        """Whether anyone's requests wait for room: otherwise sums of prices are held against nothing."""
+        return any(self.book.policy(name, self.pool).mode == "enforce" for name in self.book.names)
+
+    @property
     def not_replayed(self) -> tuple[str, ...]:
         """What of the policy makes no difference here, though it would over HTTP."""
         settings = self.settings

@@ -19,7 +19,8 @@ def write_plot(found: Sequence[Replayed], path: Path) -> None:
         waiting, cache, waits = figure.subplots(3, 1)
         for one in found:
             waiting.plot(*_over_time(one.queued), label=one.policy)
-            cache.plot(*_over_time(one.reserved), label=one.policy)
+            aside = "" if one.reserved else ": reserves nothing"  # with a line, so that colours are the same
+            cache.plot(*_over_time(one.reserved), label=f"{one.policy}{aside}")
             if one.waits_s:
                 shares = [number / (len(one.waits_s) - 1) for number in range(len(one.waits_s))]
                 waits.plot(one.waits_s, shares, label=one.policy)

@@ -110,7 +110,7 @@ class Record:
 class Fairness:
     """Jain's index of what tenants were served that waited, by weight: its mean over all minutes in which several did.
 
-    As `kvgate_fairness_jain` has it; 1 where never two waited at both ends of a minute.
+    As `kvgate_fairness_jain` has it; None where never two waited at both ends of a minute.
     """
 
     WINDOW_S = 60.0
@@ -130,5 +130,5 @@ class Fairness:
         self._before = waiting
 
     @property
-    def index(self) -> float:
-        return self._sum / self.windows if self.windows else 1.0
+    def index(self) -> float | None:
+        return self._sum / self.windows if self.windows else None

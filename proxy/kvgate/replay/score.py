@@ -59,16 +59,18 @@ class Replayed:
     total: Score
     tenants: dict[str, Score]
     """By the names in the traffic, the busiest first."""
-    reserved_share: float
-    """Of the pool's KV cache, on average: reserved, and held by sequences."""
+    reserved_share: float | None
+    """Of the pool's KV cache, on average; None where the policy reserves nothing."""
     held_share: float
+    """By sequences."""
     queued_mean: float
     queued_most: int
-    jain: float
+    jain: float | None
+    """None where never two tenants waited long enough to compare."""
     queued: tuple[tuple[float, float], ...]
     """Over time: seconds, and how many waited."""
     reserved: tuple[tuple[float, float], ...]
-    """Over time: seconds, and share of the cache."""
+    """Over time: seconds, and share of the cache; empty where nothing is reserved."""
     waits_s: tuple[float, ...]
     """`WAITS_SHOWN` quantiles, evenly."""
 
@@ -80,20 +82,22 @@ def replayed(plan: Plan, record: Record) -> Replayed:
     span_s = record.span_s
     blocks = plan.engines * plan.sizes.usable_blocks
     busiest = sorted(record.tenants.items(), key=lambda one: (-one[1].offered, one[0]))
-    reserved = record.reserved_blocks
+    reserved = record.reserved_blocks if plan.reserves else None
     return Replayed(
         policy=plan.name,
         plan=plan,
         span_s=span_s,
         total=_score(record.total, span_s),
         tenants={name: _score(tally, span_s) for name, tally in busiest},
-        reserved_share=reserved.mean / blocks,
+        reserved_share=None if reserved is None else reserved.mean / blocks,
         held_share=record.engine_blocks_mean / blocks,
         queued_mean=record.queued.mean,
         queued_most=round(record.queued.most),
         jain=record.fairness.index,
         queued=tuple(record.queued.points()),
-        reserved=tuple((at_s, blocks_then / blocks) for at_s, blocks_then in reserved.points()),
+        reserved=()
+        if reserved is None
+        else tuple((at_s, blocks_then / blocks) for at_s, blocks_then in reserved.points()),
         waits_s=_quantiles(record.total.waited_s),
     )
 
@@ -162,11 +166,10 @@ def replayed_json(one: Replayed) -> dict[str, object]:
         "not_replayed": list(one.plan.not_replayed),
         "span_s": round(one.span_s, 3),
         **score_json(one.total),
-        "kv_reserved_mean": round(one.reserved_share, 6),
-        "kv_held_mean": round(one.held_share, 6),
+        **_rounded(kv_reserved_mean=one.reserved_share, kv_held_mean=one.held_share),
         "queued_mean": round(one.queued_mean, 4),
         "queued_max": one.queued_most,
-        "jain": round(one.jain, 6),
+        **_rounded(jain=one.jain),
         "tenants": {name: score_json(score) for name, score in one.tenants.items()},
     }
 

@@ -91,11 +91,11 @@ def _policies(found: Sequence[Replayed]) -> Table:
     row("good", lambda one: _part(one.total.good, one.total.offered))
     row("goodput, tokens/s", lambda one: f"{one.total.goodput_tokens_per_s:,.1f}")
     row("all tokens/s", lambda one: f"{one.total.tokens_per_s:,.1f}")
-    row("KV cache reserved, mean", lambda one: f"{one.reserved_share:.1%}")
+    row("KV cache reserved, mean", lambda one: _share(one.reserved_share))
     row("KV cache held, mean", lambda one: f"{one.held_share:.1%}")
     row("waiting, mean / most", lambda one: f"{one.queued_mean:,.1f} / {one.queued_most:,}")
     row("preemptions", lambda one: f"{one.total.preemptions:,}")
-    row("Jain index of those that waited", lambda one: f"{one.jain:.3f}")
+    row("Jain index of those that waited", lambda one: "–" if one.jain is None else f"{one.jain:.3f}")
     return table
 
 
@@ -134,6 +134,10 @@ def _waits(score: Score) -> str:
 
 def _seconds(*values: float | None) -> str:
     return " / ".join("–" if value is None else f"{value:.2f}" for value in values)
+
+
+def _share(part: float | None) -> str:
+    return "–" if part is None else f"{part:.1%}"
 
 
 def _part(count: int, whole: int) -> str:

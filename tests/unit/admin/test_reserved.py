@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -96,3 +97,27 @@ async def test_a_guaranteed_one_reserves_its_peak() -> None:
     await ledger.reserve(Ask("r", "t", {SHAPE: KVCost(70, 1, 0)}, 100))
     told = in_json(ledger.view())
     assert (told["reserved_blocks"], told["peak_blocks"]) == (70, 70)
+
+
+async def test_what_still_runs_on_drained_engines_is_counted() -> None:
+    ledger = MemoryLedger(HandClock())
+    await ledger.observe(LIMITS)
+    await ledger.reserve(Ask("r", "t", {SHAPE: KVCost(70, 2, 500)}, 100))
+    open_ = queue_view("p", ledger.view())
+    assert (open_.blocks, open_.reserved_blocks, open_.closed_blocks, open_.closed_seqs) == (300, 70, 0, 0)
+    await ledger.observe(replace(LIMITS, accepting=False))
+    view = ledger.view()
+    told = queue_view("p", view)
+    assert (told.blocks, told.seqs, told.prefill_tokens) == (0, 0, 0), "nothing can be started"
+    assert (told.reserved_blocks, told.reserved_seqs, told.reserved_prefill_tokens) == (70, 2, 500)
+    assert (told.closed_blocks, told.closed_seqs, told.closed_prefill_tokens, told.peak_blocks) == (
+        70,
+        2,
+        500,
+        70,
+    )
+    pool = pool_view(PoolState("p", (), ledger.view, lambda: [STATUS], lambda: ()), view)
+    assert (pool.blocks, pool.reserved_blocks, pool.reservations) == (300, 70, 1)
+    assert (in_json(view)["reserved_blocks"], in_json(view)["accepting"]) == (70, False)
+    [engine], _ = engines_shown([STATUS], view)
+    assert (engine.blocks_reserved, engine.seqs_reserved) == (70, 2)

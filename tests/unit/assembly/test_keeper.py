@@ -15,6 +15,7 @@ from kvgate.assembly.desk import Desk, differences
 from kvgate.assembly.file import PolicySource, needs_restart, taken_over, tenants_changed
 from kvgate.assembly.keeper import PolicyKeeper
 from kvgate.config import load
+from kvgate.config.layers import Value
 from kvgate.config.settings import Settings
 from kvgate.config.tenants import TenantBook, anonymous_book
 from kvgate.errors import ChangeNotKept, ConfigError
@@ -89,6 +90,44 @@ async def test_a_change_holds_to_its_end_while_the_ledger_is_away() -> None:
     with pytest.raises(ChangeNotKept):
         await kept.desk.change("chat", None, {"weight": 5}, 60.0, "me")
     assert kept.weight() == 1
+
+
+async def test_the_log_blames_nobody_for_what_the_file_changed_in_the_same_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept("a")
+    await kept.keeper.follow()
+    wanted = replace(BOOK, defaults={**BOOK.defaults, "queue_depth_max": Value(7, "FILE: defaults")})
+    kept.keeper._book = wanted  # as a reload has it before it is applied
+    with caplog.at_level(logging.INFO, "kvgate.audit"):
+        await kept.desk.change("chat", None, {"weight": 3}, 60.0, "me")
+        kept.keeper._book = replace(BOOK, defaults={**BOOK.defaults, "queue_depth_max": Value(9, "FILE: x")})
+        await kept.desk.end("chat", None, "me")
+    assert kept.keeper.live.current.policy("chat", "a").queue_depth_max == 9, "it was taken over all the same"
+    changed, ended = (record.getMessage() for record in caplog.records)
+    assert changed.endswith(": weight in a: 1.0 → 3.0")
+    assert ended == "tenant chat changed by me (a change was ended): weight in a: 3.0 → 1.0"
+
+
+async def test_the_log_blames_nobody_for_what_another_changed_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept("a")
+    await kept.keeper.follow()
+    await ledger_of(kept.house).put_override("tenant-here:chat", '{"guarantee": 0.6}', 60.0)
+    with caplog.at_level(logging.INFO, "kvgate.audit"):
+        await kept.desk.change("chat", None, {"weight": 3}, 60.0, "me")
+    [record] = caplog.records
+    assert record.getMessage().endswith(": weight in a: 1.0 → 3.0")
+
+
+async def test_who_leaves_the_file_while_it_is_changed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept("a")
+    await kept.keeper.follow()
+    kept.keeper._book = a_book("batch")
+    with caplog.at_level(logging.INFO, "kvgate.audit"):
+        await kept.desk.change("chat", None, {"weight": 3}, 60.0, "me")
+    assert "nothing that was not so before" in caplog.text
 
 
 async def test_a_change_of_another_process_is_taken_over_and_an_unreadable_one_left_out(caplog) -> None:

@@ -156,6 +156,51 @@ def test_the_queue_says_why(
     assert ("each process may use at most 330 of the blocks" in out) is bool(accepting)
 
 
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        (
+            {"closed_blocks": 30, "closed_seqs": 1},
+            (
+                "p: 10 of 1,100 KV blocks and 2 of 8 sequence slots are reserved, 2 of 3 engines take work. Engines that "
+                "take none still hold 30 blocks and 1 sequence."
+            ),
+        ),
+        (
+            {"closed_blocks": 40, "closed_seqs": 3, "engines_accepting": 0},
+            (
+                "p: no engine takes work; see `kvgate engines`. Engines that take none still hold 40 blocks and 3 "
+                "sequences."
+            ),
+        ),
+        (
+            {"waits_for": "prompts"},
+            "engines take work. 5,000 of 8,192 prompt tokens that may be under way are not computed yet: who waits",
+        ),
+    ],
+)
+def test_the_queue_says_what_still_runs_and_what_is_computed(
+    server: Answers, capsys: pytest.CaptureFixture[str], different: dict[str, object], said: str
+) -> None:
+    waiting = {"tenant": "chat", "queued": 2, "oldest_wait_s": 1.5, "waits_for": "room"}
+    waiting |= {name: value for name, value in different.items() if name in waiting}
+    pool = {
+        "pool": "p",
+        "queued": 2,
+        "tenants": [waiting],
+        "kept_free": [],
+        "engines_accepting": 2,
+        "engines": 3,
+    }
+    room = {"blocks": 1100, "reserved_blocks": 40, "seqs": 8, "reserved_seqs": 3, "share_blocks": None}
+    prompts = {"prefill_tokens": 8192, "reserved_prefill_tokens": 5600, "closed_prefill_tokens": 600}
+    server.text = json.dumps({"pools": [pool | room | prompts | different]})
+    assert queue(admin=server.url) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert said in out
+    assert ("prompt tokens" in out) is ("waits_for" in different)
+
+
 def test_the_engines_say_what_is_reserved_and_the_share_while_the_ledger_is_away(
     server: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:

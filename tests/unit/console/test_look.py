@@ -23,6 +23,8 @@ from kvgate.console.tenants import Modes, tenants_shown
 from kvgate.engines.health import State
 from kvgate.engines.metrics import Gauges
 from kvgate.engines.status import EngineStatus
+from kvgate.ledger.base import Ask
+from kvgate.ledger.memory import MemoryLedger
 from kvgate.telemetry import Telemetry
 from kvgate.telemetry.record import RequestRecord
 from kvgate.workers.crew_view import CrewView
@@ -39,6 +41,7 @@ from kvgate_policies.types import (
     TenantRules,
     TenantUse,
 )
+from unit.ledger.pool import HandClock
 
 LIMITS = EngineLimits("http://a:1", EngineShape(16, 4096), blocks=100, seqs=8, prefill_tokens=8192)
 FULL = EngineUse(LIMITS, KVCost(90, 3, 512), reservations=3, pinned_by="r9")
@@ -174,6 +177,58 @@ def test_what_a_tenant_waits_for() -> None:
     assert waits_for(waiting, FULL) == "room", "one more of seven blocks fits into its limit"
     assert waits_for(replace(waiting, blocks=34), FULL) == "its own limit"
     assert waits_for(replace(waiting, queued=0), FULL) is None
+
+
+def test_blocks_and_slots_may_be_free_and_prompts_at_their_bound() -> None:
+    def held(blocks: int = 40, seqs: int = 4, prefill: int = 4096, **more: Any) -> EngineUse:
+        return EngineUse(replace(LIMITS, **more), KVCost(blocks, seqs, prefill), reservations=4)
+
+    waiting = TenantUse("x", TenantRules(), blocks=40, blocks_limit=100, reservations=4, queued=1)
+    assert waits_for(waiting, held()) == "prompts"
+    assert waits_for(waiting, held(prefill=8200)) == "prompts", "one may go beyond it, alone"
+    assert waits_for(waiting, held(prefill=4095)) == "room", "another prompt of that length would be let in"
+    assert waits_for(waiting, held(blocks=91)) == "room", "it needs ten"
+    assert waits_for(waiting, held(seqs=8)) == "room"
+    assert waits_for(waiting, held(blocks_usable=49)) == "room", "what is not trusted is not room"
+    assert waits_for(waiting, replace(held(), pinned_by="r9")) == "room", "it is kept free for another"
+    assert waits_for(waiting, held(accepting=False)) == "an engine"
+    assert waits_for(replace(waiting, blocks_limit=45), held()) == "its own limit"
+    assert waits_for(replace(waiting, blocks=0, reservations=0), held()) == "prompts", "the others' size"
+    assert waits_for(replace(waiting, blocks=0, reservations=0), held(blocks=91)) == "room"
+
+
+def test_prompts_are_the_reason_only_where_they_are_so_on_every_engine_with_room() -> None:
+    busy = EngineUse(LIMITS, KVCost(40, 4, 8000), reservations=4)
+    full = EngineUse(replace(LIMITS, engine_id="b"), KVCost(99, 4, 0), reservations=4)
+    idle = EngineUse(replace(LIMITS, engine_id="c"), KVCost(40, 4, 0), reservations=4)
+    waiting = TenantUse("x", TenantRules(), blocks=40, blocks_limit=300, reservations=4, queued=1)
+    assert waits_for(waiting, busy, full) == "prompts"
+    assert waits_for(waiting, busy, idle) == "room", "it is larger than most"
+    assert waits_for(waiting, EngineUse(LIMITS, KVCost(0, 0, 0), 0)) == "room"
+
+
+async def test_an_engine_whose_prompts_keep_others_out_is_said_to_be() -> None:
+    ledger = MemoryLedger(HandClock())
+    await ledger.observe(LIMITS)
+    for name in ("r1", "r2", "r3"):
+        await ledger.reserve(Ask(name, "chat", {LIMITS.shape: KVCost(10, 1, 3000)}, 10))
+    view = ledger.view()
+    [told] = queue_view("default", view).tenants
+    assert told.waits_for == "prompts"
+    [pool] = (await LocalView(state(view, [STATUS]), Rejections(Hand())).look()).pools
+    assert pool.headline.text.startswith(
+        "1 request of tenant chat waits: the engine is at work on as many prompts"
+    )
+    assert pool.tenants[0].waits_for == "prompts"
+
+
+async def test_who_waits_for_prompts_waits_in_turn() -> None:
+    book = state(LedgerView(), [], names=("chat", "jobs")).tenants.book
+    book = book.with_overrides({"chat": Override.of_json({"priority": "interactive"})})
+    at_prompts = EngineUse(LIMITS, KVCost(40, 4, 8000), reservations=4)
+    uses = tuple(TenantUse(name, TenantRules(), blocks_limit=100, queued=1) for name in ("chat", "jobs"))
+    shown = tenants_shown(LedgerView((at_prompts,), tenants=uses), "default", book)
+    assert [(one.waits_for, one.after) for one in shown] == [("prompts", ()), ("prompts", ("interactive",))]
 
 
 async def test_shares_are_shares_of_all_engines_also_of_those_that_take_no_work() -> None:

@@ -111,6 +111,23 @@ CASES: dict[str, tuple[PoolShown, Level, str]] = {
         "wait",
         "1 request of tenant acme waits: the engine is at work on as many prompts as may be at once.",
     ),
+    "prompts, while blocks and slots are free": (
+        pool(
+            engine(A, 90, prefill_tokens_reserved=600),
+            away(B, "down"),
+            tenants=(tenant("acme", 1, waits_for="prompts"),),
+        ),
+        "wait",
+        (
+            "1 request of tenant acme waits: engine a:8000 is at work on as many prompts as may be at once, and b:8000 "
+            "is unreachable (1 of 2 engines)."
+        ),
+    ),
+    "none takes work, and requests run there": (
+        pool(engine(A, 40, state="draining", accepting=False, reservations=3)),
+        "stop",
+        "No engine takes work: a:8000 drains. 3 requests still run on engines that take no work.",
+    ),
     "full, as another drains": (
         pool(
             engine(A, 99),
@@ -357,3 +374,11 @@ def test_what_an_engine_says_is_cut() -> None:
 )
 def test_words(told: str, said: str) -> None:
     assert told == said
+
+
+def test_what_runs_on_an_engine_that_drains_is_not_nothing() -> None:
+    drains = engine(B, 40, state="draining", accepting=False, reservations=1)
+    told = headline(pool(engine(A), drains)).text
+    assert told == (
+        "Nobody waits. Nothing is reserved where work is taken. 1 request still runs on engines that take no work."
+    )

@@ -91,6 +91,47 @@ async def test_a_damaged_file_is_a_warning(tmp_path: Path, text: str, caplog: py
     assert stored.path.with_suffix(".bad").read_text(encoding="latin-1") == text
 
 
+async def test_the_first_damaged_file_stays_and_the_last_one_beside_it(tmp_path: Path):
+    stored = Stored(str(tmp_path), "p")
+    for text in ("first", "second", "third"):
+        stored.path.write_text(text)
+        async with stored.serving(Lengths()):
+            pass
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir() if path != stored.path}
+    assert kept == {"lengths-p.bad": "first", "lengths-p.bad2": "third"}
+    (tmp_path / "lengths-p.bad").unlink()
+    stored.path.write_text("fourth")
+    async with stored.serving(Lengths()):
+        pass
+    assert (tmp_path / "lengths-p.bad").read_text() == "fourth", "somebody looked at the first"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"chat": [-1, 0]}', "'chat': not a statement: [-1, 0];"),
+        ('{"chat": []}', "'chat': not a statement: [];"),
+        ('{"chat": 1}', "'chat': not a list of numbers: 1;"),
+        (json.dumps({"x" * 500: [0] * 90}), "xxx…: a length histogram has"),
+        ("[]", "not a mapping of a few hundred tenants;"),
+        ("{", "Expecting property name"),
+        ("[" * 100_000, "nested too deeply;"),
+        (" " * 1_000_001, "more than 1000000 bytes;"),
+    ],
+)
+async def test_the_warning_says_what_is_wrong(
+    tmp_path: Path, text: str, said: str, caplog: pytest.LogCaptureFixture
+):
+    stored = Stored(str(tmp_path), "p")
+    stored.path.write_text(text)
+    with caplog.at_level(logging.WARNING, "kvgate"):
+        async with stored.serving(Lengths()):
+            pass
+    [record] = caplog.records
+    assert said in record.getMessage()
+    assert len(record.getMessage()) < 600
+
+
 async def test_a_directory_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

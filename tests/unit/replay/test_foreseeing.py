@@ -48,6 +48,8 @@ def test_forecasts_learn_that_answers_are_short(tmp_path: Path, stream: bool):
     assert peaks.total.wait_p50_s is not None
     assert forecasts.total.wait_p50_s is not None
     assert forecasts.total.wait_p50_s < peaks.total.wait_p50_s / 5
+    assert peaks.reserved_share is not None
+    assert forecasts.reserved_share is not None
     assert forecasts.reserved_share < peaks.reserved_share
     assert forecasts.total.preemptions <= 4
 
