@@ -122,8 +122,8 @@ class LengthRecord:
         """Look for a change, and let old cohorts become history. `cohort` is the present one's number.
 
         The cohort in which it happened is forgotten too, unless it is surely of the new kind itself: of the others
-        some are of the old one. `confirmed` is asked before a
-        change since that cohort is believed. `now_s` is any clock, for the longest time that it stays guarded.
+        some are of the old one. `confirmed` is asked before a change since that cohort is believed. `now_s` is any
+        clock, for the longest time that it stays guarded.
 
         Returns the number of the cohort since which things are different, when that is noticed just now.
         """

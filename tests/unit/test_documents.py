@@ -368,9 +368,10 @@ def test_the_table_of_reasons_says_when_to_come_back():
     rows = {Reason(cells[0].strip("`")): cells[2] == "yes" for cells in table(README, "`x-kvgate-reason`")}
     tenant = TenantPolicy()
     answers: list[Answer] = [
-        said.queue_full(tenant, 1.0), said.deadline(1.0, 1), said.queue_timeout(tenant, 1, 1.0), said.never_fits(1, 1, 1, 1),
+        said.queue_full(tenant, 1.0), said.deadline(1.0, 1), said.queue_timeout(tenant, 1, 1.0, "lower n"),
+        said.never_fits(1, 1, 1, 1, "lower n"),
         said.no_backend(), said.draining(), said.ledger_unavailable(), said.unknown_model("m"), said.unauthorized("No"), said.bad_token("no"),
-        said.rate_spent(tenant, "tokens_per_minute", 1.0), said.above_limit(2, 1), said.unknown_class("batch"),
+        said.rate_spent(tenant, "tokens_per_minute", 1.0), said.above_limit(2, 1, "lower n"), said.unknown_class("batch"),
         said.internal_error(), said.upstream_failed(), said.upstream_empty(), said.upstream_silent(1.0),
     ]  # fmt: skip
     assert {a.reason: a.retry_after_s is not None for a in answers}.items() <= rows.items()

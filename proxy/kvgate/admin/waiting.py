@@ -33,8 +33,7 @@ def waits_for(use: TenantUse, view: LedgerView) -> WaitsFor | None:
 def _is_at_limit(use: TenantUse, view: LedgerView) -> bool:
     """One more of the size that its requests have now would exceed what the policy gives it."""
     bound = use.blocks_limit if use.rules.borrow else min(use.blocks_limit, use.blocks_guaranteed)
-    typical = -(-use.blocks // use.reservations) if use.reservations else 1
-    return use.blocks + typical > bound and bound < blocks_of(view)
+    return use.blocks + max(_each(use.blocks, use.reservations), 1) > bound and bound < blocks_of(view)
 
 
 def _is_behind_prompts(use: TenantUse, view: LedgerView) -> bool:
@@ -53,9 +52,13 @@ def _is_behind_prompts(use: TenantUse, view: LedgerView) -> bool:
 def _typical(use: TenantUse, view: LedgerView) -> int:
     """Blocks of one of its requests that run, or of anyone's where none of its own does."""
     if use.reservations:
-        return -(-use.blocks // use.reservations)
+        return _each(use.blocks, use.reservations)
     blocks = sum(one.reserved.use_blocks for one in view.engines)
-    return -(-blocks // max(sum(one.reservations for one in view.engines), 1))
+    return _each(blocks, sum(one.reservations for one in view.engines))
+
+
+def _each(blocks: int, reservations: int) -> int:
+    return -(-blocks // max(reservations, 1))
 
 
 def _has_room(engine: EngineUse, blocks: int) -> bool:

@@ -16,9 +16,6 @@ KEYS_RETRY_S = 5.0
 DRAINING_RETRY_S = 1.0
 """Another replica answers at once; a second is for the load balancer to notice."""
 
-_SMALLER = "lower max_tokens or n, or shorten the prompt"
-"""What helps most requests that are too large."""
-
 
 def queue_full(tenant: TenantPolicy, retry_after_s: float) -> Answer:
     return Answer(
@@ -34,7 +31,7 @@ def queue_timeout(
     tenant: TenantPolicy,
     ahead: int,
     retry_after_s: float,
-    smaller: str = "lower max_tokens",
+    smaller: str,
     cut_off: CutOff | None = None,
 ) -> Answer:
     """`smaller`: how it would ask for less. `cut_off`: what it waited for is a part of the engines."""
@@ -84,9 +81,7 @@ def rate_spent(tenant: TenantPolicy, budget: str, retry_after_s: float) -> Answe
     )
 
 
-def too_large(
-    costs: Mapping[EngineShape, KVCost], tenant: str, view: LedgerView, helps: str = _SMALLER
-) -> Answer:
+def too_large(costs: Mapping[EngineShape, KVCost], tenant: str, view: LedgerView, helps: str) -> Answer:
     """For a request that will never fit: into any engine, or into what its tenant may hold at all."""
     cost = max(costs.values(), key=lambda c: c.blocks)
     limit = next((use.blocks_limit for use in view.tenants if use.name == tenant), None)
@@ -106,7 +101,7 @@ def _engines(view: LedgerView) -> list[tuple[EngineShape, EngineLimits]]:
     return [(use.limits.shape, use.limits) for use in view.engines]
 
 
-def above_limit(blocks: int, blocks_limit: int | None, helps: str = _SMALLER) -> Answer:
+def above_limit(blocks: int, blocks_limit: int | None, helps: str) -> Answer:
     most = "fewer" if blocks_limit is None else f"at most {blocks_limit}"
     return Answer(
         Reason.NEVER_FITS,
@@ -116,7 +111,7 @@ def above_limit(blocks: int, blocks_limit: int | None, helps: str = _SMALLER) ->
     )
 
 
-def never_fits(blocks: int, blocks_max: int, seqs: int, seqs_max: int, helps: str = _SMALLER) -> Answer:
+def never_fits(blocks: int, blocks_max: int, seqs: int, seqs_max: int, helps: str) -> Answer:
     return Answer(
         Reason.NEVER_FITS,
         f"The request needs {blocks} KV blocks and {seqs} sequence slots at its peak; the largest engine has "
