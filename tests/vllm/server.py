@@ -70,7 +70,9 @@ class Engine:
     @contextmanager
     def paced(self, step_s: float) -> Iterator[None]:
         """Let no step be shorter than `step_s` meanwhile."""
-        self.steps.pace_path.write_text(str(step_s))
+        written = self.steps.pace_path.with_suffix(".new")
+        written.write_text(str(step_s))
+        written.rename(self.steps.pace_path)  # the engine reads it whole or not at all
         try:
             yield
         finally:

@@ -43,9 +43,11 @@ class LoggingScheduler(Scheduler):  # type: ignore[misc]
         return output
 
     def _wait_for_pace(self) -> None:
-        if self._pace.exists():
-            due_s = self._began_s + float(self._pace.read_text())
-            time.sleep(max(0.0, due_s - time.monotonic()))
+        try:
+            pace_s = float(self._pace.read_text())
+        except FileNotFoundError:
+            pace_s = 0.0
+        time.sleep(max(0.0, self._began_s + pace_s - time.monotonic()))
         self._began_s = time.monotonic()
 
     def _line(self, output: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from kvgate.forecasting.keeping import Keeping, Nowhere
 from kvgate.forecasting.learning import Learning
-from kvgate.forecasting.pace import Pace
+from kvgate.forecasting.pace import SLICE, Pace
 from kvgate.forecasting.rates import TOKENS_PER_S_UNKNOWN, Rates
 from kvgate.forecasting.revoking import Revoking
 from kvgate.forecasting.running import TOLD_AFTER_S, TOLD_SHARE, Held, Running
@@ -51,8 +51,6 @@ BEAT_EARLY = 0.1
 """Of that time, by which a beat may come early, at the look that is next to it."""
 VECTORS_MAX = 2000
 """Vectors made anew at one look, about 60 ms of it: with more that run, each waits for its turn."""
-SLICE = 64
-"""Requests looked at before others run: about a millisecond."""
 PREFILL_TOKENS_PER_S = 8192
 """Where nobody says how fast prompts are read."""
 

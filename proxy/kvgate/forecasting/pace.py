@@ -12,6 +12,11 @@ A vector covers
 of the engine's present rate, or that at which the request grew since the last look if that is more. It is at least
 `LAG_TOKENS` where nothing is known of an engine, for an answer that shows nothing of how far it is, and before the
 first token.
+
+Of known lengths (`ignore_eos`) it is less. All that run on an engine go on together, a token for each step: what they
+hold in sum further on does not depend on how old their vectors are, as long as all are of the same moment. Then only
+whoever starts has to cover the time since that (`lag_at_start`), and the others that streams may be read one token
+apart. They are of one moment where all are made at one go at each look, for a ledger that hears of them at once.
 """
 
 from __future__ import annotations
@@ -40,6 +45,14 @@ SPAN_S_MIN = 0.02
 """Between two looks that say something of a rate."""
 ROUNDING = 1e-6
 """Of a token: a sum that is whole stays so."""
+SLICE = 64
+"""Requests looked at before others run: about a millisecond."""
+EVENT_TOKENS_SURE = 1.01
+"""Tokens of an event up to which events count tokens: with more, how far streams are from each other is a guess."""
+LAG_TOGETHER = 1
+"""Of a known length, where all vectors are of one moment, in tokens. With 48 mixed requests that fill an engine some
+five times that is 1.069 times the steps of no limit, over 384 draws, and 1.074 if each covers the time itself; none of
+the 18,432 was preempted."""
 LAG_MIN, LAG_MAX = 2, 64
 """Bounds of what a vector covers, in tokens: a step that is under way, and four blocks of the usual size."""
 
@@ -61,6 +74,7 @@ class Pace:
         self._told_s = told_s
         self._waiting = waiting or (lambda: 0)
         self._span_s, self._tokens_per_event = 0.0, 1.0
+        self._are_together = False
         self.lag_at_start = LAG_TOKENS
         """What the vector of one that is about to start has to cover: its first look may be the longest pause away."""
         self._reach_s = pause_s_max
@@ -77,6 +91,12 @@ class Pace:
         longest_s = self._pause_s_max
         shortest_s = min(PAUSE_S_MIN, longest_s) if running and self._waiting() else longest_s
         self._reach_s = min(max(running * LOOK_S / CORE_SHARE, shortest_s), REACH_MAX * longest_s)
+        self._are_together = (
+            running <= SLICE
+            and self._reach_s <= longest_s
+            and not self._told_s
+            and tokens_per_event <= EVENT_TOKENS_SURE
+        )
         self.lag_at_start = self._bounded(
             (self._rates.fastest_per_s() or 0.0) * self._late_s(longest_s), LAG_TOKENS
         )
@@ -94,6 +114,8 @@ class Pace:
     def _tokens(self, run: Running, ahead_s: float, grown: int) -> int:
         rate = self._rates.fastest_per_s(run.engine_id)
         is_known = rate is not None and run.meter is not None and run.reached > 0
+        if is_known and self._are_together and run.is_exact:
+            return LAG_TOGETHER
         least = LAG_MIN if is_known else LAG_TOKENS
         # An event counts when it came, whenever its tokens were made.
         steps = grown - self._tokens_per_event + 1.0

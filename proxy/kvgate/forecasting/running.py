@@ -190,6 +190,11 @@ class Running:
     # Asked at beats
 
     @property
+    def is_exact(self) -> bool:
+        """Whether only its limit ends it."""
+        return self.outlook is not None and self.outlook.ignore_eos
+
+    @property
     def revocable(self) -> bool:
         return self.scope is not None and not self.shown and not self.revoked and not self.held.released
 

@@ -76,7 +76,7 @@ async def _overload(run: WatchedRun) -> tuple[bytes, float]:
     clients.add(TRIAL, 6)  # an engine counts the first fifty prompts; the estimates begin after them
     await asyncio.sleep(2.0)
     clients.add(WEB, 4)
-    clients.add(CRAWLER, 4)
+    clients.add(CRAWLER, 6)
     for _ in range(10):
         await asyncio.sleep(RAMP_S)
         clients.add(WEB)

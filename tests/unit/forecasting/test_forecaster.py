@@ -12,6 +12,7 @@ import pytest
 from kvgate.admission.holding import Holding
 from kvgate.forecasting import Forecaster, Running
 from kvgate.forecasting import forecaster as module
+from kvgate.forecasting.pace import SLICE
 from kvgate.forecasting.rates import Rates
 from kvgate.ledger.base import Ask, Grant
 from kvgate.ledger.memory import MemoryLedger
@@ -397,7 +398,7 @@ def test_a_beat_lets_others_run_and_survives_requests_that_end_in_it():
     async def main() -> None:
         house = House()
         await house.open()
-        requests = [await house.begin() for _ in range(4 * module.SLICE)]
+        requests = [await house.begin() for _ in range(4 * SLICE)]
         for request in requests:
             request.meter.tokens_seen = 100
         turns = 0

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from kvgate.forecasting.pace import CORE_SHARE, LAG_MAX, LOOK_S, PAUSE_S_MIN, WAY_S, Pace
+from kvgate.forecasting.pace import CORE_SHARE, LAG_MAX, LAG_TOGETHER, LOOK_S, PAUSE_S_MIN, SLICE, WAY_S, Pace
 from kvgate.forecasting.rates import Rates
 from kvgate.forecasting.running import Running
 from kvgate_policies.forecast_occupancy import LAG_TOKENS
@@ -24,6 +24,7 @@ class Run:
     reached: int = 100
     vector_at: int = 100
     covered: int = 100 + LAG_TOKENS
+    is_exact: bool = False
 
 
 def running(**fields: object) -> Running:
@@ -91,6 +92,38 @@ def test_one_that_grows_faster_than_its_engine_is_believed():
 )
 def test_what_is_not_known_is_taken_to_be_much(per_s: float | None, run: dict[str, object]):
     assert lag(planned(5, per_s=per_s), running(**run)) == LAG_TOKENS
+
+
+EXACT = {"is_exact": True}
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_known_lengths_go_on_together_and_cover_no_time(waiting: int):
+    made = planned(SLICE, waiting=waiting)
+    assert lag(made, running(**EXACT)) == LAG_TOGETHER < lag(made)
+    assert lag(made, running(**EXACT), grown=1000) == LAG_TOGETHER
+    moved = running(reached=101, vector_at=100, covered=100 + LAG_TOGETHER, **EXACT)
+    assert made.is_due(moved, 1), "with all others"
+
+
+@pytest.mark.parametrize(
+    ("runs", "tokens_per_event", "fields", "run"),
+    [
+        (SLICE + 1, 1.0, {}, {}),
+        (5000, 1.0, {}, {}),
+        (5, 1.2, {}, {}),
+        (5, 1.0, {"told_s": 0.25}, {}),
+        (5, 1.0, {}, {"meter": None}),
+        (5, 1.0, {}, {"reached": 0, "vector_at": 0}),
+        (5, 1.0, {"per_s": None}, {}),
+    ],
+    ids=["slices", "turns", "guessed events", "shared ledger", "one piece", "not begun", "unknown engine"],
+)
+def test_known_lengths_cover_the_time_where_vectors_are_of_several_moments(
+    runs: int, tokens_per_event: float, fields: dict[str, float | None], run: dict[str, object]
+):
+    made = planned(runs, tokens_per_event, **fields)
+    assert lag(made, running(**EXACT, **run)) == lag(made, running(**run)) > LAG_TOGETHER
 
 
 def test_what_did_not_move_is_not_due():
