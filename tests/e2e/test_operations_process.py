@@ -92,11 +92,17 @@ async def test_a_second_signal_stops_at_once_and_every_client_is_told():
         body = {"model": "m", "prompt": [7] * 50, "max_tokens": 900, "ignore_eos": True}
         async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
             streams = [http.post("/v1/completions", json=body | {"stream": True}) for _ in range(2)]
-            waiting = http.post("/v1/completions", json=body)
-            tasks = [asyncio.create_task(one) for one in (*streams, waiting)]
+            tasks = [asyncio.create_task(one) for one in streams]
             async with asyncio.timeout(WAIT_S):
-                while sim.model.counters.steps < 5:
+                while sim.model.running < 2:
                     await asyncio.sleep(0.02)
+                begun = sim.model.counters.steps
+                while (
+                    sim.model.counters.steps < begun + 10
+                ):  # the first tokens of both are on their way by then
+                    await asyncio.sleep(0.02)
+            tasks.append(asyncio.create_task(http.post("/v1/completions", json=body)))
+            await asyncio.sleep(0.1)
             process.child.send_signal(signal.SIGTERM)
             await process.said("draining")
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
