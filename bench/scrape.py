@@ -60,6 +60,7 @@ class Status:
     trust: float | None = 0.93
     bias: float | None = 1.0
     foreign_blocks: float | None = 0.0
+    drift_blocks: float | None = -5.0
     stalls: int = 0
 
 

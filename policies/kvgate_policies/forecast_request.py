@@ -57,6 +57,11 @@ class Outlook:
         return replace(shape, prefix_caching=False) if self.n > 1 and not self.shares_prompt else shape
 
     @property
+    def is_exact(self) -> bool:
+        """Whether only its limit ends a sequence."""
+        return self.ignore_eos or self.sure >= self.max_tokens - 1
+
+    @property
     def telling(self) -> bool:
         """Whether its length says something about others: of several sequences only the sum is known."""
         return self.sequences == 1 and not self.ignore_eos

@@ -117,6 +117,11 @@ def pin(
     return chosen
 
 
+def blocks_at_risk(use: EngineUse) -> float:
+    """Blocks reserved there, and by forecasts what chance may add."""
+    return blocks_counted(use.reserved, ZERO_COST, Z_DEFAULT) if use.limits.blocks > 0 else 0.0
+
+
 def _preferred(loads: Sequence[tuple[float, str]], prefer: Sequence[str]) -> str | None:
     """Rule 6."""
     if not prefer or not loads:

@@ -5,7 +5,7 @@ the model of the engine that real vLLM is compared with (`tests/vllm/test_simula
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kvgate.admission.pricing import Priced
 from kvgate.ledger.base import Ask
 from kvgate.ledger.core import LedgerCore
+from kvgate.replay.engine_base import Seen
 from kvgate.replay.foreseeing import Counted, Foreseeing, Held
-from kvgate_policies.engine_model import EngineModel, SimRequest
+from kvgate_policies.engine_model import EngineModel, SimRequest, StepProfile
 from kvgate_policies.forecast_fit import z_of
 from kvgate_policies.forecast_request import Outlook
 from kvgate_policies.kv_cost import price
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 BLOCKS = 120
 SHAPE = EngineShape(block_size=32, max_model_len=2048, prefix_caching=True)
-STEP_S = 0.022
-"""As real vLLM takes, paced at 20 ms."""
+PACED = StepProfile("paced", 0.022, source="as real vLLM takes, paced at 20 ms")
+CPU = StepProfile("cpu", 0.022, 0.0003, 0.0, 0.00018, source="as `vllm-cpu-tiny` of the simulated engine")
+"""Its steps last the longer, the more run and the more of prompts is read: its pace is never quite that of before."""
+SCRAPE_S = 1.0
+"""Between two looks at the engine's counters."""
 PREFILL_TOKENS_PER_S = 8192
 TENANT = TenantPolicy("t", reservation="forecast")
 STEPS_MAX = 20_000
@@ -47,7 +51,7 @@ class Ran:
 
 def direct(sizes: Sizes) -> Ran:
     """All at once, with no limit."""
-    engine = _Engine()
+    engine = _Engine(PACED)
     for request_id in sizes:
         engine.add(request_id, sizes)
     while engine.has_work:
@@ -60,10 +64,20 @@ class VirtualGate:
     is known one step after its last token.
     """
 
-    def __init__(self, *, risk: float, known: bool) -> None:
-        """`known`: whether lengths are known to the gate (`ignore_eos`)."""
+    def __init__(
+        self,
+        *,
+        risk: float,
+        known: bool,
+        streams: Callable[[str], bool] = lambda _: True,
+        profile: StepProfile = PACED,
+    ) -> None:
+        """`known`: whether lengths are known to the gate (`ignore_eos`). `streams`: whether a request's answer comes as
+        a stream; else nothing is seen of it but the engine's counters, at each scrape.
+        """
         self._known, self._z = known, z_of(risk)
-        self._step = 0
+        self._streams, self._profile = streams, profile
+        self._step, self._time_s, self._scrape_s = 0, 0.0, 0.0
         self._core = LedgerCore(bypass_max=8, scan_depth=4, grants_max=16, tie=0)
         self._core.observe(EngineLimits("e", SHAPE, BLOCKS, 256, PREFILL_TOKENS_PER_S))
         self.changes: list[frozenset[str]] = []
@@ -79,7 +93,7 @@ class VirtualGate:
 
     def run(self, sizes: Sizes) -> Ran:
         """All at once, in the order given, until the last one is over."""
-        engine = _Engine()
+        engine = _Engine(self._profile)
         priced = {request_id: self._price(*size) for request_id, size in sizes.items()}
         for request_id, tag in priced.items():
             seq = self._core.reserve(Ask(request_id, "t", tag.costs, 1000, z=self._z), self._now_s())
@@ -87,6 +101,7 @@ class VirtualGate:
         left = len(sizes)
         while left:
             left -= self._ends(sizes)
+            self._scrape(engine)
             if self._now_s() >= self._look_s:
                 self._look_s = self._now_s() + self._foreseeing.look()
             self._grants(priced)
@@ -97,7 +112,12 @@ class VirtualGate:
         return engine.ran
 
     def _now_s(self) -> float:
-        return self._step * STEP_S
+        return self._time_s
+
+    def _scrape(self, engine: _Engine) -> None:
+        if self._time_s >= self._scrape_s:
+            self._scrape_s = self._time_s + SCRAPE_S
+            self._foreseeing.scraped({"e": engine.seen}, lambda _: engine.tokens)
 
     def _price(self, prompt: int, output: int) -> Priced:
         limit = output if self._known else SHAPE.max_model_len - prompt
@@ -120,7 +140,8 @@ class VirtualGate:
         for request_id, grant in self._core.take_decisions():
             assert not isinstance(grant, str), f"{request_id} was refused: {grant}"
             self._tokens[request_id] = 0
-            counted = Counted(partial(self._tokens.__getitem__, request_id))
+            streams = self._streams(request_id)
+            counted = Counted(partial(self._tokens.__getitem__, request_id)) if streams else None
             held = Held(grant.cost, lambda blocks: None)
             self._running[request_id] = self._foreseeing.begin(
                 held, grant, priced[request_id], TENANT, counted
@@ -129,7 +150,8 @@ class VirtualGate:
 
     def _steps(self, engine: _Engine) -> Sequence[str]:
         """Who ended."""
-        more, ended = engine.step()
+        more, ended, step_s = engine.step()
+        self._time_s += step_s or self._profile.step_s
         for request_id in more:
             self._tokens[request_id] += 1
         return ended
@@ -138,13 +160,14 @@ class VirtualGate:
 class _Engine:
     """The model, and what became of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: StepProfile) -> None:
         self._model = EngineModel(
             num_gpu_blocks=BLOCKS + 1,
             block_size=SHAPE.block_size,
             max_model_len=SHAPE.max_model_len,
             max_num_seqs=256,
             max_num_batched_tokens=2048,
+            profile=profile,
         )
         self._used: list[int] = []
         self._last_begun = 0
@@ -153,17 +176,28 @@ class _Engine:
     def add(self, request_id: str, sizes: Sizes) -> None:
         self._model.add(SimRequest(request_id, *sizes[request_id]))
 
-    def step(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Who has one token more, and who ended."""
+    def step(self) -> tuple[Sequence[str], Sequence[str], float]:
+        """Who has one token more, who ended, and how long it took."""
         if not self._model.has_work:
-            return (), ()
+            return (), (), 0.0
         result = self._model.step()
         self._used.append(result.kv_used)
         self._preemptions += len(result.preempted)
         if result.admitted:
             self._last_begun = len(self._used)
         assert len(self._used) < STEPS_MAX, "the engine never gets done"
-        return tuple(result.tokens), [request_id for request_id, _ in result.finished]
+        ended = [request_id for request_id, _ in result.finished]
+        return tuple(result.tokens), ended, result.step_s
+
+    @property
+    def tokens(self) -> int:
+        return self._model.counters.generation_tokens
+
+    @property
+    def seen(self) -> Seen:
+        model = self._model
+        counters = model.counters
+        return Seen(model.kv_used, model.running, model.waiting, counters.preemptions, counters.steps)
 
     @property
     def has_work(self) -> bool:

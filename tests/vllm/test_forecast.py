@@ -56,10 +56,10 @@ def forecasting(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-def run_known(engine: Engine, url: str, sizes: int, tokens: int) -> Run:
+def run_known(engine: Engine, url: str, sizes: int, tokens: int, *, whole: int = 0) -> Run:
     mark = engine.steps.mark()
     with engine.paced(measured.BURST_STEP_S):
-        got = asyncio.run(traffic.offer(url, mixed.known(sizes, tokens)))
+        got = asyncio.run(traffic.offer(url, mixed.known(sizes, tokens), whole=whole))
     steps = engine.steps.since(mark)
     return Run(got, steps, Summary.of(steps))
 
@@ -93,6 +93,17 @@ def known_direct(engine: Engine, bursts: dict[str, Summary]) -> list[Run]:
 def known_forecast(engine: Engine, forecasting: Gateway, bursts: dict[str, Summary]) -> list[Run]:
     runs = [run_known(engine, forecasting.url, sizes, tokens=40 + sizes) for sizes in SIZES]
     bursts.update({f"forecast {sizes}": run.summary for sizes, run in zip(SIZES, runs, strict=True)})
+    return runs
+
+
+@pytest.fixture(scope="module", params=[48, 24], ids=["none streams", "half stream"])
+def known_whole(
+    request: pytest.FixtureRequest, engine: Engine, forecasting: Gateway, bursts: dict[str, Summary]
+) -> list[Run]:
+    """Of what comes in one piece nothing is seen but the engine's counters, once a second."""
+    whole, draws = request.param, SIZES[: len(SIZES) if LONG else 1]
+    runs = [run_known(engine, forecasting.url, n, tokens=60 + whole + n, whole=whole) for n in draws]
+    bursts.update({f"{whole} whole {n}": run.summary for n, run in zip(draws, runs, strict=True)})
     return runs
 
 
@@ -133,6 +144,14 @@ def test_known_lengths_fill_the_engine(known_direct: list[Run], known_forecast: 
     assert all(run.kv_use >= 0.80 for run in known_forecast)
     direct, forecast = (sum(run.summary.steps for run in runs) for runs in (known_direct, known_forecast))
     assert forecast <= KNOWN_STEPS_MAX * direct
+
+
+@pytest.mark.soak
+def test_known_lengths_in_one_piece_are_never_preempted(known_whole: list[Run]) -> None:
+    for run in known_whole:
+        assert all(got.complete for got in run.got)
+        assert run.summary.preemptions == 0
+        assert run.kv_use >= 0.70
 
 
 @pytest.mark.soak

@@ -95,11 +95,15 @@ def burst(seed: int) -> list[Call]:
     return [Call(random_prompt(rng, 192), 129) for _ in range(48)]
 
 
-async def offer(url: str, calls: Sequence[Call]) -> list[Got]:
-    """Send all calls at once, as streams, and read each to its end."""
+async def offer(url: str, calls: Sequence[Call], *, whole: int = 0) -> list[Got]:
+    """Send all calls at once, and read each to its end: as streams, but the first `whole` of them in one piece."""
     limits = httpx.Limits(max_connections=len(calls))
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S_MAX, limits=limits) as client:
-        return list(await asyncio.gather(*(_stream(client, call) for call in calls)))
+        asked = (
+            _whole(client, call) if index < whole else _stream(client, call)
+            for index, call in enumerate(calls)
+        )
+        return list(await asyncio.gather(*asked))
 
 
 async def lines(answer: httpx.Response) -> AsyncIterator[str]:
@@ -109,6 +113,17 @@ async def lines(answer: httpx.Response) -> AsyncIterator[str]:
         *whole, pending = (pending + chunk).split(b"\n")
         for line in whole:
             yield line.decode()
+
+
+async def _whole(client: httpx.AsyncClient, call: Call) -> Got:
+    try:
+        answer = await client.post("/v1/completions", json=call.body())
+    except httpx.TransportError as error:
+        return Got(0, error=repr(error))
+    if answer.status_code != 200:
+        return Got(answer.status_code, error=answer.text)
+    said = answer.json()
+    return Got(200, said["choices"][0]["finish_reason"], said["usage"]["completion_tokens"], done=True)
 
 
 async def _stream(client: httpx.AsyncClient, call: Call) -> Got:

@@ -24,7 +24,8 @@ HIDDEN = "(set)"
 SECRETS = frozenset({"backend_api_key", "admin_token"})
 DETAILS = (
     *("why", "probe_age_s", "last_error", "sources", "warnings", "models"),
-    *("gauges_age_s", "elected", "trust", "bias", "foreign_blocks", "blocks_usable", "stalled", "stalls"),
+    *("gauges_age_s", "elected", "trust", "bias", "foreign_blocks", "drift_blocks", "blocks_usable"),
+    *("stalled", "stalls"),
 )
 """Of an engine's status, shown where the pool tells them."""
 

@@ -129,6 +129,7 @@ class Backend:
             trust=None if silent else told.trust.k,
             bias=None if silent else told.drift.bias,
             foreign_blocks=None if silent else told.drift.foreign_blocks,
+            drift_blocks=None if silent else engine.drift_blocks,
             blocks_usable=engine.usable,
             stalled=engine.health.state is State.STALLED,
             stalls=engine.stalls,

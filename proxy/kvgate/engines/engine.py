@@ -15,6 +15,7 @@ from kvgate.engines.base import Pulse
 from kvgate.engines.feedback import STALE_S, Feedback
 from kvgate.engines.health import Health, Seen, State, step
 from kvgate.engines.stall import Quiet, quiet_step
+from kvgate_policies.placement import blocks_at_risk
 
 if TYPE_CHECKING:
     from kvgate.engines.base import Trouble
@@ -43,6 +44,8 @@ class Engine:
         self.gauges_s: float | None = None
         """When they were read."""
         self.feedback = Feedback()
+        self.drift_blocks: float | None = None
+        """Blocks in use at the last scrape, less those counted by the ledger then; None where one said nothing."""
         self.usable: int | None = None
         """Blocks that the ledger is to fill; None: all of them."""
         self.pulse = Pulse()
@@ -114,6 +117,8 @@ class Engine:
 
         `use`: what the ledger holds and knows of it. Who is not elected to speak for it goes by what was said.
         """
+        if self._news:
+            self.drift_blocks = _drift_blocks(self.gauges, use)
         sums = use if sums_of_all else None
         is_fresh = self._news and self.gauges is not None and self.feedback.read(self.gauges, sums, now_s)
         self._news = False
@@ -133,7 +138,7 @@ class Engine:
 
     def forget_past(self) -> None:
         """Another process runs there now."""
-        self.gauges = self.gauges_s = self.usable = None
+        self.gauges = self.gauges_s = self.usable = self.drift_blocks = None
         self.feedback, self.quiet = Feedback(), Quiet()
 
     @property
@@ -195,3 +200,10 @@ class Engine:
             if self.told is not None:
                 await ledger.forget(self.id)
                 self.told = None
+
+
+def _drift_blocks(gauges: Gauges | None, use: EngineUse | None) -> float | None:
+    """Of one moment: what ends between two scrapes is gone from the ledger at once, and from the gauge at the next."""
+    if gauges is None or gauges.kv_usage is None or use is None:
+        return None
+    return gauges.kv_usage * use.limits.blocks - blocks_at_risk(use)

@@ -38,6 +38,8 @@ class EngineStatus:
     """It uses so many times what the ledger takes to be held."""
     foreign_blocks: float | None = None
     """In use, and not by requests of the ledger."""
+    drift_blocks: float | None = None
+    """At the last scrape: in use, less what the ledger counted there, the part for chance included."""
     blocks_usable: int | None = None
     """What the ledger may fill by that; None: all."""
     stalled: bool = False

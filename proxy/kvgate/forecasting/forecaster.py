@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kvgate.forecasting.keeping import Keeping, Nowhere
@@ -39,6 +40,7 @@ from kvgate_policies.forecast_request import expected_output, request_occupancy
 
 if TYPE_CHECKING:
     from kvgate.clock import Clock
+    from kvgate.forecasting.rates import Speed
     from kvgate.ledger.base import Grant, Ledger
     from kvgate_policies.forecast_request import Outlook
     from kvgate_policies.forecast_survival import Survival
@@ -185,14 +187,15 @@ class Forecaster:
         whose they are.
         """
         anew: list[Running] = []
+        speed_of = cache(self._rates.speed)
         for index, request_id in enumerate(list(self._running), start=1):
             run = self._running.get(request_id)
             if run is not None and not run.held.released:
-                tokens_per_s = self._rates.tokens_per_s(run.engine_id) or TOKENS_PER_S_UNKNOWN
-                grown = run.advance(now_s, self._learning.tokens_per_event, tokens_per_s)
+                speed = speed_of(run.engine_id)
+                grown = run.advance(now_s, self._learning.tokens_per_event, speed)
                 self._note_pace(run, grown, span_s)
                 if self._is_due(run, grown) and len(anew) < VECTORS_MAX:
-                    self._learning.tell(run, _surely(run, tokens_per_s))
+                    self._learning.tell(run, _surely(run, speed))
                     if self._expect(run, self._pace.lag_tokens(run, grown)):
                         anew.append(run)
             if index % SLICE == 0:
@@ -273,10 +276,11 @@ class Forecaster:
                 log.exception("looking at those that run failed")
 
 
-def _surely(run: Running, tokens_per_s: float) -> int:
+def _surely(run: Running, speed: Speed | None) -> int:
     """Tokens that may be learned from while it runs."""
     if run.meter is not None:
         return run.settled
+    tokens_per_s = TOKENS_PER_S_UNKNOWN if speed is None else speed.likely
     return int(TOLD_SHARE * (run.reached - TOLD_AFTER_S * tokens_per_s))
 
 

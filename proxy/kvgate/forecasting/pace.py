@@ -17,6 +17,8 @@ Of known lengths (`ignore_eos`) it is less. All that run on an engine go on toge
 hold in sum further on does not depend on how old their vectors are, as long as all are of the same moment. Then only
 whoever starts has to cover the time since that (`lag_at_start`), and the others that streams may be read one token
 apart. They are of one moment where all are made at one go at each look, for a ledger that hears of them at once.
+An answer in one piece covers besides that it may be farther than it is taken to be (`Running.unsure`); while nothing is
+known of its engine's pace that is its peak.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING
 
+from kvgate_policies.forecast_lengths import LENGTH_MAX
 from kvgate_policies.forecast_occupancy import LAG_TOKENS
 
 if TYPE_CHECKING:
@@ -103,9 +106,11 @@ class Pace:
 
     def is_due(self, run: Running, grown: int) -> bool:
         """Whether it might outgrow its vector before the next look; it grew by `grown` since the last."""
-        if run.reached <= run.vector_at:
-            return False
-        return run.reached + self._tokens(run, self.pause_s, grown) > run.covered
+        if run.unsure:
+            return run.reached + self._tokens(run, self.pause_s, grown) != run.covered
+        return (
+            run.reached > run.vector_at and run.reached + self._tokens(run, self.pause_s, grown) > run.covered
+        )
 
     def lag_tokens(self, run: Running, grown: int) -> int:
         """What a vector that is made for it now has to cover."""
@@ -113,14 +118,15 @@ class Pace:
 
     def _tokens(self, run: Running, ahead_s: float, grown: int) -> int:
         rate = self._rates.fastest_per_s(run.engine_id)
-        is_known = rate is not None and run.meter is not None and run.reached > 0
+        is_seen = run.meter is not None and run.reached > 0
+        is_known = rate is not None and (is_seen or 0 < run.unsure < LENGTH_MAX)
         if is_known and self._are_together and run.is_exact:
-            return LAG_TOGETHER
+            return run.unsure + LAG_TOGETHER
         least = LAG_MIN if is_known else LAG_TOKENS
         # An event counts when it came, whenever its tokens were made.
         steps = grown - self._tokens_per_event + 1.0
         fastest = max(rate or 0.0, steps / self._span_s if self._span_s >= SPAN_S_MIN else 0.0)
-        return self._bounded(max(fastest * self._late_s(ahead_s), steps), least)
+        return run.unsure + self._bounded(max(fastest * self._late_s(ahead_s), steps), least)
 
     def _late_s(self, ahead_s: float) -> float:
         return ahead_s + self._told_s + WAY_S

@@ -3,24 +3,30 @@
 A stream is counted as it goes by. One event may carry several tokens (speculative decoding, a `--stream-interval`):
 what is surely there is what forecasts learn from, what is probably there is what the vector is made for. An answer that
 comes in one piece shows nothing: by the engine's pace it is taken to be somewhere, and half of that, less what it may
-have waited, is learned from, so that answers which outlive their forecast are noticed before they are over.
+have waited, is learned from, so that answers which outlive their forecast are noticed before they are over. Where its
+length is known, nothing is left to chance: it is where the slowest pace has brought it, and as large (`unsure`) as the
+fastest has made it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 
+from kvgate.forecasting.rates import TOKENS_PER_S_UNKNOWN
 from kvgate.sse import Finish
+from kvgate_policies.forecast_lengths import LENGTH_MAX
 from kvgate_policies.forecast_occupancy import LAG_TOKENS
 from kvgate_policies.forecast_revocation import REVOCATIONS_MAX
 from kvgate_policies.forecast_survival import Survival
 from kvgate_policies.types import KVCost, PriorityClass, TenantPolicy
 
 if TYPE_CHECKING:
+    from kvgate.forecasting.rates import Speed
     from kvgate.ledger.base import Grant
     from kvgate_policies.forecast_request import Outlook
     from kvgate_policies.occupancy import Occupancy
@@ -33,6 +39,8 @@ TOLD_AFTER_S = 2.0
 """Of that time nothing is learned from: it may have waited in the engine, or be on its way back already."""
 
 
+UNSURE_TOKENS = 4
+"""Of an answer in one piece, either way, whatever the pace: on its way there, and behind the prompts of others."""
 SETTLED_S = 0.25
 """After which a token that ended its answer would be known to have: by then the end of the stream has come, too. An end
 that is heard of later than the tokens which other answers survived makes all of them look longer than they are."""
@@ -81,6 +89,8 @@ class Running:
     """Entered at the grant, left at the end of the attempt, by whichever door."""
 
     __slots__ = (
+        "ahead",
+        "behind",
         "cohort",
         "covered",
         "curve",
@@ -89,8 +99,10 @@ class Running:
         "held",
         "keeper",
         "length",
+        "likely",
         "meter",
         "outlook",
+        "placed_s",
         "reached",
         "request_id",
         "reshaped",
@@ -103,6 +115,7 @@ class Running:
         "since_s",
         "tenant",
         "told",
+        "unsure",
         "vector_at",
     )
 
@@ -139,8 +152,13 @@ class Running:
         """Those that will have settled next, and since when they are seen."""
         self.told = 0
         """Tokens of a sequence that were learned from."""
+        self.placed_s = since_s
+        """Up to when the next three are added up: where an answer in one piece is, by the engine's pace."""
+        self.behind = self.likely = self.ahead = 0.0
         self.reached = 0
         """Tokens of a sequence that it has probably come to."""
+        self.unsure = 0
+        """Tokens by which it may be beyond that; `LENGTH_MAX` where it may be anywhere."""
         self.vector_at = 0
         """`reached`, when its vector was made."""
         self.covered = LAG_TOKENS
@@ -168,6 +186,8 @@ class Running:
     def follows(self, meter: Meter) -> None:
         """It streams, and this counts it."""
         self.meter = meter
+        if self.reached:  # by time, while its headers were waited for
+            self.reached = self.vector_at = self.covered = 0
 
     def shows(self) -> bool:
         """Its client is about to see something, so that it can't be sent back any more. False: it was already."""
@@ -192,7 +212,7 @@ class Running:
     @property
     def is_exact(self) -> bool:
         """Whether only its limit ends it."""
-        return self.outlook is not None and self.outlook.ignore_eos
+        return self.outlook is not None and self.outlook.is_exact
 
     @property
     def revocable(self) -> bool:
@@ -211,21 +231,35 @@ class Running:
         meter = self.meter
         return max(meter.completion_tokens or 0, meter.tokens_seen) // self.outlook.sequences
 
-    def advance(self, now_s: float, tokens_per_event: float, tokens_per_s: float) -> int:
+    def advance(self, now_s: float, tokens_per_event: float, speed: Speed | None) -> int:
         """Where it probably is by now; never back, and never at its limit. Returns how far it went since asked last."""
         outlook = self.outlook
         if outlook is None:
             return 0
         meter = self.meter
         if meter is None:
-            tokens = max(now_s - self.since_s, 0.0) * tokens_per_s
+            tokens = self._placed(now_s, speed)
         else:
             probably = max(meter.completion_tokens or 0, meter.tokens_seen * tokens_per_event)
             tokens = probably / outlook.sequences
+            self.unsure = 0
             self._settle(now_s)
         before = self.reached
         self.reached = max(before, min(int(tokens), outlook.max_tokens - 1))
         return self.reached - before
+
+    def _placed(self, now_s: float, speed: Speed | None) -> float:
+        """Where it is by the engine's pace."""
+        if speed is not None and now_s > self.placed_s:
+            span_s, self.placed_s = now_s - self.placed_s, now_s
+            self.behind += speed.slowest * span_s
+            self.likely += speed.likely * span_s
+            self.ahead += speed.fastest * span_s
+        if not self.is_exact:
+            return self.likely if speed is not None else max(now_s - self.since_s, 0.0) * TOKENS_PER_S_UNKNOWN
+        behind = max(self.behind - UNSURE_TOKENS, 0.0)
+        self.unsure = LENGTH_MAX if speed is None else ceil(self.ahead + UNSURE_TOKENS) - int(behind)
+        return behind
 
     def _settle(self, now_s: float) -> None:
         seen, since_s = self.settling

@@ -95,8 +95,9 @@ class LeapingEngine:
         return self._step + step - (not is_over)
 
     def seen(self, now_s: float) -> Seen:
-        grown = self._growth(self._steps_over(now_s) - self._step) if self._leap else 0
-        return Seen(self._used + grown, len(self._running), len(self._waiting), self.preemptions)
+        steps = self._steps_over(now_s)
+        grown = self._growth(steps - self._step) if self._leap else 0
+        return Seen(self._used + grown, len(self._running), len(self._waiting), self.preemptions, steps)
 
     def held_block_s(self, now_s: float) -> float:
         if self.due_s == NEVER_S:

@@ -69,6 +69,8 @@ class Seen:
     running: int
     waiting: int
     preemptions: int
+    steps: int
+    """That are over."""
 
 
 class Engine(Protocol):

@@ -58,7 +58,7 @@ class SteppingEngine:
     def seen(self, now_s: float) -> Seen:
         del now_s
         model = self._model
-        return Seen(model.kv_used, model.running, model.waiting, self.preemptions)
+        return Seen(model.kv_used, model.running, model.waiting, self.preemptions, model.counters.steps)
 
     def held_block_s(self, now_s: float) -> float:
         if self._result is None:

@@ -82,6 +82,7 @@ class _Ledger:
 class _Counters:
     running: float
     generation_tokens: float
+    steps: float
 
 
 @dataclass(slots=True)
@@ -89,7 +90,13 @@ class _Engine:
     """As it was scraped last."""
 
     id: str
+    now_s: Callable[[], float]
     gauges: _Counters | None = None
+    read_s: float = 0.0
+
+    @property
+    def gauges_age_s(self) -> float:
+        return self.now_s() - self.read_s
 
 
 class _Clock:
@@ -110,7 +117,7 @@ class Foreseeing:
     ) -> None:
         """`lengths_changed` is told whose answers got longer than forecast, or are known again."""
         self._lengths_changed = lengths_changed
-        self._engines = [_Engine(engine_id) for engine_id in engine_ids]
+        self._engines = [_Engine(engine_id, now_s) for engine_id in engine_ids]
         # Of the protocols only what is in the classes above is used by a forecaster.
         self._forecaster = Forecaster(
             cast("Ledger", _Ledger(core, now_s)),
@@ -158,7 +165,9 @@ class Foreseeing:
     def scraped(self, seen: Mapping[str, Seen], generated_tokens: Callable[[str], int]) -> None:
         """The engines were read, and are asked for the output tokens that each has made so far."""
         for engine in self._engines:
-            engine.gauges = _Counters(seen[engine.id].running, generated_tokens(engine.id))
+            now = seen[engine.id]
+            engine.read_s = engine.now_s()
+            engine.gauges = _Counters(now.running, generated_tokens(engine.id), now.steps)
 
     def look(self) -> float:
         """What they hold is something else by now; the seconds until the next look."""

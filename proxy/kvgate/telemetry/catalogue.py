@@ -405,8 +405,8 @@ BLOCKS_IN_USE = _gauge(
 DRIFT_BLOCKS = _gauge(
     "ledger_drift_blocks",
     ("engine",),
-    "Blocks in use by the engine's gauge − ledger_at_risk_blocks: what is reserved, and by forecast what chance may "
-    "add. Below 0 as a rule.",
+    "At the last probe: blocks in use by the engine's gauge − ledger_at_risk_blocks of that moment: what is reserved, "
+    "and by forecast what chance may add. Below 0 as a rule.",
     "Above 0 for more than a few probes: traffic that bypasses kvgate, or prices that are too low.",
     Across.LARGEST,
 )

@@ -15,10 +15,9 @@ from prometheus_client.registry import Collector
 from kvgate.telemetry import catalogue
 from kvgate.telemetry.fairness import FairnessWindow
 from kvgate.telemetry.tenants import Row, tenant_rows
-from kvgate_policies.forecast_fit import Z_DEFAULT
 from kvgate_policies.occupancy import SCALE
-from kvgate_policies.placement import blocks_counted
-from kvgate_policies.types import ZERO_COST, EngineLimits, EngineUse, LedgerView
+from kvgate_policies.placement import blocks_at_risk
+from kvgate_policies.types import EngineLimits, EngineUse, LedgerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,6 +95,9 @@ class EngineStatus(Protocol):
     def foreign_blocks(self) -> float | None: ...
 
     @property
+    def drift_blocks(self) -> float | None: ...
+
+    @property
     def stalls(self) -> int: ...
 
 
@@ -138,7 +140,6 @@ class PoolCollector(Collector):
             *tenant_rows(view.tenants, self._tenant_label),
             (catalogue.FAIRNESS, [((), index)]),
             *_engine_rows(engines),
-            *_drift_rows(view, engines),
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
@@ -176,7 +177,7 @@ def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
     yield catalogue.USABLE_BLOCKS, _of_each(view, lambda use: use.limits.blocks_open)
     yield catalogue.RESERVED_BLOCKS, _of_each(view, lambda use: use.reserved.use_blocks)
     yield catalogue.EXPECTED_BLOCKS, _of_each(view, lambda use: use.reserved.occupancy.means[0] / SCALE)
-    yield catalogue.AT_RISK_BLOCKS, _of_each(view, _at_risk)
+    yield catalogue.AT_RISK_BLOCKS, _of_each(view, blocks_at_risk)
     yield catalogue.PEAK_BLOCKS, _of_each(view, lambda use: use.reserved.blocks)
     yield catalogue.SEQ_SLOTS, _of_each(view, lambda use: use.limits.seqs)
     yield catalogue.RESERVED_SEQS, _of_each(view, lambda use: use.reserved.seqs)
@@ -186,10 +187,6 @@ def _ledger_rows(view: LedgerView) -> Iterator[tuple[Metric, Iterable[Row]]]:
 def _modes(view: LedgerView) -> Iterable[str]:
     """A ledger in memory has one mode; a shared one shows all it may go over to."""
     return (view.mode,) if view.mode not in SHARED_MODES else SHARED_MODES
-
-
-def _at_risk(use: EngineUse) -> float:
-    return blocks_counted(use.reserved, ZERO_COST, Z_DEFAULT) if use.limits.blocks > 0 else 0.0
 
 
 def _of_each(view: LedgerView, value: Callable[[EngineUse], float]) -> list[Row]:
@@ -206,6 +203,7 @@ def _engine_rows(engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iter
     yield catalogue.ENGINE_TRUST, _if_current(engines, lambda engine: engine.trust)
     yield catalogue.ENGINE_BIAS, _if_current(engines, lambda engine: engine.bias)
     yield catalogue.ENGINE_FOREIGN, _if_current(engines, lambda engine: engine.foreign_blocks)
+    yield catalogue.DRIFT_BLOCKS, _if_current(engines, lambda engine: engine.drift_blocks)
     yield catalogue.ENGINE_GAUGES_AGE, _known((e.id, e.gauges_age_s) for e in engines if e.elected)
     yield catalogue.ENGINE_STALLS, [((e.id,), e.stalls) for e in engines]
 
@@ -236,12 +234,3 @@ def _in_use(engines: Sequence[EngineStatus]) -> dict[str, float]:
         for e in engines
         if e.current and e.gauges is not None and e.limits is not None and e.gauges.kv_usage is not None
     }
-
-
-def _drift_rows(view: LedgerView, engines: Sequence[EngineStatus]) -> Iterator[tuple[Metric, Iterable[Row]]]:
-    taken = {use.limits.engine_id: _at_risk(use) for use in view.engines}
-    used = _in_use(engines)
-    yield (
-        catalogue.DRIFT_BLOCKS,
-        [((engine_id,), used[engine_id] - taken[engine_id]) for engine_id in used if engine_id in taken],
-    )

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 
-from support.virtual_gate import SHAPE, Ran, Sizes, VirtualGate, direct
+from support.virtual_gate import CPU, SHAPE, Ran, Sizes, VirtualGate, direct
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -73,6 +73,28 @@ def test_known_lengths_are_never_preempted(known: Runs):
 def test_known_lengths_fill_the_engine(known: Runs):
     assert all(forecast.kv_use >= 0.80 for _, forecast in known)
     assert ratio(known) <= 1.08
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.5], ids=["none streams", "half stream"])
+def unseen(request: pytest.FixtureRequest) -> Runs:
+    """Known lengths, and of those that don't stream nothing to be seen but the engine's counters, once a second."""
+    runs: list[tuple[Ran, Ran]] = []
+    for seed in range(1, 33):
+        rng = random.Random(seed)
+        sizes = known_sizes(rng)
+        streams = {name for name in sizes if rng.random() < request.param}
+        gate = VirtualGate(risk=0.01, known=True, streams=streams.__contains__, profile=CPU)
+        runs.append((direct(sizes), gate.run(sizes)))
+    return runs
+
+
+def test_known_lengths_in_one_piece_are_never_preempted(unseen: Runs):
+    assert sum(forecast.preemptions for _, forecast in unseen) == 0
+
+
+def test_known_lengths_in_one_piece_fill_the_engine(unseen: Runs):
+    assert fmean(forecast.kv_use for _, forecast in unseen) >= 0.80
+    assert ratio(unseen) <= 1.13
 
 
 def test_unknown_lengths_are_hardly_preempted(unknown: Runs):

@@ -73,6 +73,7 @@ class Status:
     trust: float | None = 0.93
     bias: float | None = 1.0
     foreign_blocks: float | None = 0.0
+    drift_blocks: float | None = -5.0
     stalls: int = 0
 
 
@@ -222,6 +223,7 @@ async def test_the_engines_as_json(client: httpx.AsyncClient, process: Process) 
     assert (engine["reserved_blocks"], engine["reservations"]) == (40, 3)
     assert engine["gauges"]["kv_usage"] == 0.5
     assert (engine["trust"], engine["bias"], engine["foreign_blocks"]) == (0.93, 1.0, 0.0)
+    assert engine["drift_blocks"] == -5.0
     assert (engine["elected"], engine["gauges_age_s"], engine["stalls"]) == (True, 0.5, 0)
     assert engine["probe_age_s"] == 0.25
     process.engine = Status(state="unknown", limits=None, gauges=None)

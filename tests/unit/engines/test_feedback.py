@@ -83,6 +83,26 @@ async def test_foreign_traffic_is_charged_when_it_is_seen_twice() -> None:
 
 
 @virtual
+async def test_drift_sets_a_gauge_beside_what_was_reserved_when_it_was_read() -> None:
+    """Not beside the peaks, which are ten times that; nor beside what is reserved once it is over."""
+    world = a_world()
+    async with world.running():
+        assert await world.grant("one", blocks=BLOCKS, expected=BLOCKS // 10)
+        face = world.servers["a"].face
+        face.running, face.usage = 1, 0.15
+        await work(world, 3)
+        assert world.status().drift_blocks == pytest.approx(0.05 * BLOCKS)
+        await world.ledger.release("one")
+        assert world.status().drift_blocks == pytest.approx(0.05 * BLOCKS)
+        face.running, face.usage = 0, 0.0
+        await work(world, 3)
+        assert world.status().drift_blocks == 0
+        world.servers["a"].lies["vllm:kv_cache_usage_perc"] = "NaN"
+        await work(world, 3)
+        assert world.status().drift_blocks is None
+
+
+@virtual
 async def test_of_guaranteed_reservations_only_what_is_above_their_peaks_is_foreign() -> None:
     world = a_world()
     async with world.running():

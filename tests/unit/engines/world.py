@@ -17,6 +17,7 @@ from kvgate.engines.pool import EnginePool
 from kvgate.engines.status import EngineStatus
 from kvgate.ledger.base import Ask, Grant, RateSpent, Refusal
 from kvgate.ledger.memory import MemoryLedger
+from kvgate_policies.occupancy import guaranteed
 from kvgate_policies.types import EngineLimits, EngineUse, KVCost
 from support.upstream import EngineFace
 from support.virtual_loop import LoopClock, run_virtual
@@ -149,9 +150,12 @@ class World:
                 await asyncio.sleep(0.01)
         return asyncio.get_running_loop().time() - began_s
 
-    async def grant(self, name: str, blocks: int = 1, prefill_tokens: int = 100) -> Grant | None:
-        """Reserve, and give up the queue place if there is no room now."""
-        cost = KVCost(blocks, 1, prefill_tokens)
+    async def grant(
+        self, name: str, blocks: int = 1, prefill_tokens: int = 100, *, expected: int | None = None
+    ) -> Grant | None:
+        """Reserve, and give up the queue place if there is no room now. `expected` blocks, by a forecast; None: all."""
+        forecast = None if expected is None else guaranteed(expected)
+        cost = KVCost(blocks, 1, prefill_tokens, forecast)
         costs = dict.fromkeys(self.pool.shapes(), cost)
         ticket = await self.ledger.reserve(Ask(name, "t", costs, queue_depth_max=100))
         if isinstance(ticket, Refusal | RateSpent):

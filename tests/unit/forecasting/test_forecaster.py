@@ -19,9 +19,10 @@ from kvgate.ledger.memory import MemoryLedger
 from kvgate.sse import Finish
 from kvgate_policies.forecast import POOL
 from kvgate_policies.forecast_lengths import NUMBERS, LengthHistogram
-from kvgate_policies.forecast_occupancy import LAG_TOKENS
+from kvgate_policies.forecast_occupancy import LAG_TOKENS, blocks_of_request
 from kvgate_policies.forecast_request import Outlook, request_occupancy
 from kvgate_policies.kv_cost import price
+from kvgate_policies.occupancy import GRID, SCALE
 from kvgate_policies.types import (
     ZERO_COST,
     EngineLimits,
@@ -51,6 +52,7 @@ class Status:
 
     id: str
     gauges: None = None
+    gauges_age_s: None = None
 
 
 class Watch:
@@ -435,6 +437,75 @@ def test_an_answer_in_one_piece_is_where_the_engines_pace_puts_it():
         assert house.ledger.told[-1]["r5"].expected == whole.held.cost.expected
         await whole.end(tokens=250)
         assert sum(counted(house.forecaster.lengths.statements()["t"]).ends) == 1
+
+    run_virtual(main())
+
+
+def test_a_known_length_in_one_piece_ends_as_if_behind_and_is_as_large_as_if_ahead():
+    async def main() -> None:
+        house = House()
+        await house.open()
+        streams = [await house.begin() for _ in range(4)]
+        whole = await house.begin(outlook=Outlook((100,), 400, ignore_eos=True), stream=False)
+        for beat in range(1, 41):
+            await asyncio.sleep(0.25)
+            for stream in streams:
+                stream.meter.tokens_seen = 5 * beat  # 20 a second
+            await house.forecaster.beat()
+            expected, place = whole.held.cost.expected, 5 * beat
+            assert expected is not None
+            lasting = sum(map(bool, expected.means))
+            assert lasting >= sum(tokens < 400 - place for tokens in GRID), "its end"
+            assert expected.means[0] >= blocks_of_request(SHAPE, 100, 1)(place) * SCALE, "its size"
+            assert max(expected.means) == whole.held.cost.blocks * SCALE
+        assert whole.run.reached < 200 < whole.run.reached + whole.run.unsure < 400
+        assert whole.run.told == 0, "only its limit ends it"
+
+    run_virtual(main())
+
+
+def test_a_stream_whose_headers_come_late_is_where_it_is_counted_to_be():
+    async def main() -> None:
+        house = House()
+        await house.open()
+        stream = await house.begin(stream=False)
+        for _ in range(8):
+            await asyncio.sleep(0.25)
+            await house.forecaster.beat()
+        assert stream.run.reached > 20, "by time"
+        stream.run.follows(stream.meter)
+        stream.meter.tokens_seen = 3
+        await house.forecaster.beat()
+        assert stream.run.reached == stream.run.vector_at == 3
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("outlook", "is_exact"),
+    [
+        (Outlook((100,), 400, ignore_eos=True), True),
+        (Outlook((100,), 400, min_tokens=400), True),
+        (Outlook((100,), 400, min_tokens=399), False),
+        (Outlook((100,), 400), False),
+        (Outlook((100,), 1), True),
+    ],
+)
+def test_known_is_a_length_that_only_its_limit_ends(outlook: Outlook, is_exact: bool):
+    assert outlook.is_exact == is_exact
+
+
+def test_of_a_known_length_in_one_piece_the_peak_is_held_while_no_pace_is_known():
+    async def main() -> None:
+        house = House()
+        await house.open()
+        whole = await house.begin(outlook=Outlook((100,), 400, ignore_eos=True), stream=False)
+        for _ in range(8):
+            await asyncio.sleep(0.25)
+            await house.forecaster.beat()
+        expected = whole.held.cost.expected
+        assert expected is not None
+        assert set(expected.means) == {whole.held.cost.blocks * SCALE}, "it may be anywhere"
 
     run_virtual(main())
 

@@ -10,6 +10,7 @@ import pytest
 from kvgate.forecasting.pace import CORE_SHARE, LAG_MAX, LAG_TOGETHER, LOOK_S, PAUSE_S_MIN, SLICE, WAY_S, Pace
 from kvgate.forecasting.rates import Rates
 from kvgate.forecasting.running import Running
+from kvgate_policies.forecast_lengths import LENGTH_MAX
 from kvgate_policies.forecast_occupancy import LAG_TOKENS
 
 PAUSE_S_MAX = 0.25
@@ -25,6 +26,7 @@ class Run:
     vector_at: int = 100
     covered: int = 100 + LAG_TOKENS
     is_exact: bool = False
+    unsure: int = 0
 
 
 def running(**fields: object) -> Running:
@@ -124,6 +126,32 @@ def test_known_lengths_cover_the_time_where_vectors_are_of_several_moments(
 ):
     made = planned(runs, tokens_per_event, **fields)
     assert lag(made, running(**EXACT, **run)) == lag(made, running(**run)) > LAG_TOGETHER
+
+
+UNSURE = 30
+ONE_PIECE: dict[str, object] = {"meter": None, "unsure": UNSURE, **EXACT}
+
+
+def test_of_a_known_length_in_one_piece_is_covered_besides_where_it_may_be_by_now():
+    assert lag(planned(5), running(**ONE_PIECE)) == UNSURE + LAG_TOGETHER
+    apart = planned(SLICE + 1)
+    assert lag(apart, running(**ONE_PIECE)) == UNSURE + lag(apart)
+    begins = running(**ONE_PIECE | {"reached": 0, "vector_at": 0})
+    assert lag(planned(5), begins) == UNSURE + LAG_TOGETHER, (
+        "it may have begun: that is in what it is unsure by"
+    )
+
+
+@pytest.mark.parametrize("per_s", [None, 50.0])
+def test_where_nothing_is_known_of_it_a_known_length_in_one_piece_may_be_anywhere(per_s: float | None):
+    assert lag(planned(5, per_s=per_s), running(**ONE_PIECE | {"unsure": LENGTH_MAX})) > LENGTH_MAX
+
+
+def test_a_known_length_in_one_piece_is_made_anew_when_it_is_anywhere_else_than_it_was_taken_to_be():
+    made = planned(5)
+    for covered in (100 + LAG_TOKENS, LENGTH_MAX):
+        assert made.is_due(running(**ONE_PIECE, covered=covered), 0), "its pace is known now"
+    assert not made.is_due(running(**ONE_PIECE, covered=100 + UNSURE + LAG_TOGETHER), 0)
 
 
 def test_what_did_not_move_is_not_due():

@@ -63,7 +63,8 @@ def test_how_fast_an_engine_writes_is_seen_where_nothing_streams(
 
     def look(self: Rates, now_s: float) -> None:
         running(self, now_s)
-        rates.extend(self.tokens_per_s(engine.id) for engine in self._statuses())
+        speeds = (self.speed(engine.id) for engine in self._statuses())
+        rates.extend(None if speed is None else speed.likely for speed in speeds)
 
     monkeypatch.setattr(Rates, "look", look)
     left = [

@@ -18,7 +18,6 @@ from kvgate.telemetry.catalogue import METRICS, Metric
 from kvgate.telemetry.fairness import FairnessWindow, jain
 from kvgate.telemetry.labels import OTHER
 from kvgate.telemetry.metrics import TENANTS_MAX
-from kvgate_policies.occupancy import guaranteed
 from kvgate_policies.types import (
     Endpoint,
     EngineLimits,
@@ -58,6 +57,7 @@ class Status:
     trust: float | None = 0.93
     bias: float | None = 1.0
     foreign_blocks: float | None = 0.0
+    drift_blocks: float | None = 10.0
     stalls: int = 0
 
 
@@ -318,14 +318,6 @@ class TestScrape:
         assert value(telemetry, "kvgate_bypasses_total") == 4
         assert value(telemetry, "kvgate_ledger_mode", mode="memory") == 1
 
-    def test_drift_is_beside_what_is_expected_and_not_beside_the_peaks(self) -> None:
-        """100 blocks are in use of 200; 50 more or less are expected of requests that could come to 5,000."""
-        telemetry = Telemetry("p")
-        limits = replace(LIMITS, blocks=200)
-        view = LedgerView((EngineUse(limits, KVCost(5000, 3, 0, guaranteed(50)), 3),))
-        telemetry.watch(lambda: view, lambda: [Status(limits=limits, gauges=Gauges())])
-        assert value(telemetry, "kvgate_ledger_drift_blocks", engine="http://a:1") == 50
-
     def test_a_page_shows_the_snapshot_of_the_last_refresh(self) -> None:
         queued = [5]
         telemetry = Telemetry("p")
@@ -338,7 +330,7 @@ class TestScrape:
 
     def test_an_engine_never_seen_has_no_numbers_but_a_state(self) -> None:
         telemetry = Telemetry("p")
-        telemetry.watch(LedgerView, lambda: [Status(state="unknown", limits=None)])
+        telemetry.watch(LedgerView, lambda: [Status(state="unknown", limits=None, drift_blocks=None)])
         engine = {"engine": "http://a:1"}
         assert value(telemetry, "kvgate_engine_up", **engine) == 0
         assert value(telemetry, "kvgate_engine_state", state="unknown", **engine) == 1
