@@ -107,8 +107,6 @@ def _line(
         forecaster=forecaster,
     )
     engines.on_shapes = admission.shapes_changed
-    if isinstance(ledger, RedisLedger):
-        engines.on_gauges = ledger.settle
     telemetry.watch(ledger.view, engines.snapshot, admission.shared_blocks)
     return PoolLine(
         spec, admission, Passing(engines, upstream, settings), telemetry, engines, ledger, forecaster

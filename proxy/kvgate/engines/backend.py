@@ -9,12 +9,15 @@ answers, even if its metrics go away: the ledger is the authority, the scrape on
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvgate.engines.base import Target, Trouble
 from kvgate.engines.capacity import Discovered, discover
 from kvgate.engines.engine import Engine
+from kvgate.engines.feedback import fullest
 from kvgate.engines.health import Seen, State
 from kvgate.engines.looks import Looks
 from kvgate.engines.models import Card, window
@@ -61,11 +64,9 @@ class Backend:
         later: Later,
         uses: Callable[[], Mapping[str, EngineUse]],
         learned: Callable[[], Awaitable[None]],
-        gauged: Callable[[Engine], Awaitable[None]],
     ) -> None:
-        """`uses` gives what the ledger holds on each engine. `learned` is called when a probe has read what the
-        backend says of itself, before grants follow, and `gauged` for each engine whose gauges it brought, if they
-        are fresh, once the ledger was told.
+        """`uses` gives what the ledger held on each engine a moment ago. `learned` is called when a probe has read what
+        the backend says of itself, before grants follow.
         """
         self.url = url
         self.engines: list[Engine] = [Engine(url, None)]
@@ -81,7 +82,6 @@ class Backend:
         self._later = later
         self._uses = uses
         self._learned = learned
-        self._gauged = gauged
         key = settings.backend_api_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._prober = Prober(http, url, headers=self._headers, timeout_s=settings.probe_timeout_s)
@@ -160,6 +160,7 @@ class Backend:
     async def probe(self) -> None:
         """Look once and let the ledger know. Bounded by a few times `probe_timeout_s`."""
         scrapes = self._looks.due or not self._answers()  # it may come back as another process
+        before = self._uses()
         reading = await (self._prober.look() if scrapes else self._prober.glance())
         if scrapes:
             self._looks.scraped()
@@ -172,24 +173,33 @@ class Backend:
         if any(engine.is_contradicted(uses.get(engine.id)) for engine in self.engines):
             self._looks.doubt()
         for engine in list(self.engines):
-            await self._take_in(engine, reading.seen, uses.get(engine.id))
+            await self._take_in(engine, reading.seen, uses.get(engine.id), before.get(engine.id))
 
-    async def _take_in(self, engine: Engine, seen: Seen, use: EngineUse | None) -> None:
-        """What a probe found of one engine."""
+    async def _take_in(
+        self, engine: Engine, seen: Seen, use: EngineUse | None, before: EngineUse | None
+    ) -> None:
+        """What a probe found of one engine. `before`: what the ledger held there when it began."""
+        beside = fullest(before, use, await self._settled(engine, use))
         now_s = self._clock.monotonic()
-        is_fresh = engine.weigh(
-            use, now_s, sums_of_all=self._ledger.mode in SUMS_OF_ALL, elected=self._looks.elected
-        )
+        engine.weigh(beside, now_s, sums_of_all=self._ledger.mode in SUMS_OF_ALL, elected=self._looks.elected)
         heard = engine.heard
         moved = engine.looked(use, now_s)
         if not (heard and seen is Seen.PROBE_SILENT):  # a loaded server answers probes late, and streams flow
             await self.see(engine, seen)
         if engine.health.state is State.STALLED and moved:
             await self.see(engine, Seen.MOVED)
-        if is_fresh:
-            await self._gauged(engine)
         if engine.health.takes_work and engine.quiet.suspects(now_s, self._settings.stall_after_s):
             self._later.after(0.0, partial(self._canary, engine))
+
+    async def _settled(self, engine: Engine, use: EngineUse | None) -> EngineUse | None:
+        """Let the ledger know what the gauges show, if they are fresh; what it holds there at this moment."""
+        gauges, limits = engine.gauges, engine.limits
+        if not engine.has_fresh or limits is None or gauges is None or gauges.kv_usage is None:
+            return None
+        running, waiting = gauges.running, gauges.waiting
+        seqs = None if running is None or waiting is None else round(running + waiting)
+        held = await self._ledger.settle(engine.id, math.ceil(gauges.kv_usage * limits.blocks), seqs)
+        return None if use is None or held is None else replace(use, reserved=held)
 
     async def see(self, engine: Engine, event: Seen | Trouble) -> None:
         """Take in something seen of an engine; grants follow before this returns."""

@@ -112,15 +112,20 @@ class Engine:
         self._moved |= self.gauges is not None and gauges != self.gauges
         self.gauges, self.gauges_s, self._news = gauges, now_s, True
 
-    def weigh(self, use: EngineUse | None, now_s: float, *, sums_of_all: bool, elected: bool) -> bool:
-        """What its numbers say against its capacity, for the next `tell`; whether there are new ones, and fresh.
+    @property
+    def has_fresh(self) -> bool:
+        """Whether there are numbers that were not weighed yet, and fresh."""
+        return self._news and self.gauges is not None and self.feedback.is_fresh(self.gauges)
+
+    def weigh(self, use: EngineUse | None, now_s: float, *, sums_of_all: bool, elected: bool) -> None:
+        """What its numbers say against its capacity, for the next `tell`.
 
         `use`: what the ledger holds and knows of it. Who is not elected to speak for it goes by what was said.
         """
         if self._news:
             self.drift_blocks = _drift_blocks(self.gauges, use)
-        sums = use if sums_of_all else None
-        is_fresh = self._news and self.gauges is not None and self.feedback.read(self.gauges, sums, now_s)
+        if self._news and self.gauges is not None:
+            self.feedback.read(self.gauges, use if sums_of_all else None, now_s)
         self._news = False
         known = None if use is None else use.limits.blocks_usable
         if self.told is not None and use is not None:
@@ -128,7 +133,6 @@ class Engine:
         blocks = 0 if self.found is None else self.found.blocks
         self.usable = self.feedback.usable(blocks, self.usable, now_s) if elected else known
         self._log_age(now_s)
-        return is_fresh
 
     def is_contradicted(self, use: EngineUse | None) -> bool:
         """Whether the ledger knows another size of it: another process saw a restart that this one did not."""

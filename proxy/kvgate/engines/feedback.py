@@ -43,15 +43,18 @@ class Feedback:
         """When a reading was fresh last; None before the first."""
         self._last: Gauges | None = None
 
-    def read(self, gauges: Gauges, use: EngineUse | None, now_s: float) -> bool:
-        """Take in a reading, with what the ledger holds there; whether it is fresh.
+    def is_fresh(self, gauges: Gauges) -> bool:
+        """Whether a reading that is still to be taken in tells of now."""
+        return gauges != self._last or not _at_work(gauges)
+
+    def read(self, gauges: Gauges, use: EngineUse | None, now_s: float) -> None:
+        """Take in a reading, if it is fresh, with what the ledger holds there.
 
         `use` is None where the ledger's sums are not those of the pool: then the reading tells nothing of drift.
         """
-        fresh = gauges != self._last or not _at_work(gauges)
-        self._last = gauges
+        fresh, self._last = self.is_fresh(gauges), gauges
         if not fresh:
-            return False
+            return
         if self.is_stale(now_s):
             self.trust, self.drift = Trust(), Drift()
         self.fresh_s = now_s
@@ -60,7 +63,6 @@ class Feedback:
         if gauges.preemptions is not None:
             others = before.excess_blocks > 0 or self.drift.excess_blocks > 0
             self.trust = trust_step(self.trust, gauges.preemptions, now_s, explained=others)
-        return True
 
     def is_stale(self, now_s: float) -> bool:
         """Whether nothing it has read counts any more."""
@@ -71,6 +73,21 @@ class Feedback:
         if self.is_stale(now_s):
             return None
         return quantised(usable_blocks(blocks, self.trust, self.drift), blocks, told)
+
+
+def fullest(*uses: EngineUse | None) -> EngineUse | None:
+    """Of several looks at what the ledger holds on an engine, the one with the most; None where there was none.
+
+    A gauge is read at some moment between two of them. Requests that ended or began meanwhile would look like
+    blocks that nobody reserved.
+    """
+    seen = [use for use in uses if use is not None]
+    return max(seen, key=_held_blocks, default=None)
+
+
+def _held_blocks(use: EngineUse) -> float:
+    """At this moment, by what is expected."""
+    return use.reserved.occupancy.means[0] / SCALE
 
 
 def quantised(usable: float, blocks: int, told: int | None) -> int | None:
@@ -91,7 +108,7 @@ def _gauge(gauges: Gauges, use: EngineUse, now_s: float) -> Gauge | None:
     capacity, reserved = use.limits.blocks, use.reserved
     return Gauge(
         used_blocks=gauges.kv_usage * capacity,
-        held_blocks=reserved.occupancy.means[0] / SCALE,
+        held_blocks=_held_blocks(use),
         capacity_blocks=capacity,
         scraped_s=now_s,
         held_is_peak=reserved.expected is None,

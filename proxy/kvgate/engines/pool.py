@@ -62,9 +62,6 @@ class EnginePool:
         """`http` serves all questions to all backends (tests); without it each backend has its own client."""
         self.on_shapes: Callable[[], Awaitable[None]] | None = None
         """Called after an engine of a new shape joined: what is queued has to be priced on it."""
-        self.on_gauges: Callable[[str, int, int | None], Awaitable[None]] | None = None
-        """Called after each scrape that was fresh with an engine's id, the KV blocks that it has in use by its own
-        gauge, and the sequences there."""
         self._settings = settings
         self._ledger = ledger
         self._clock = clock
@@ -292,14 +289,6 @@ class EnginePool:
             self._uses_s = now_s
         return self._uses
 
-    async def _gauged(self, engine: Engine) -> None:
-        gauges, limits = engine.gauges, engine.limits
-        if self.on_gauges is None or gauges is None or limits is None or gauges.kv_usage is None:
-            return
-        running, waiting = gauges.running, gauges.waiting
-        seqs = None if running is None or waiting is None else round(running + waiting)
-        await self.on_gauges(engine.id, math.ceil(gauges.kv_usage * limits.blocks), seqs)
-
     # The parts --------------------------------------------------------------------------------------------
 
     def _join(self, url: str) -> Backend:
@@ -313,7 +302,6 @@ class EnginePool:
             later=self._later,
             uses=self._uses_now,
             learned=self._compare,
-            gauged=self._gauged,
         )
         self._backends[base] = backend
         return backend

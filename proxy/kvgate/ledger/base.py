@@ -229,6 +229,13 @@ class Ledger(Protocol):
         """The engine restarted: nothing that was reserved on it exists there any more."""
         ...
 
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> KVCost | None:
+        """What an engine's own gauges show, after each scrape: blocks in use, sequences running and waiting.
+
+        Returns all that is reserved there at this moment, to be set beside it; None where that can't be said.
+        """
+        ...
+
     async def close(self, reason: Refusal) -> None:
         """Stop granting and answer everyone in the queue, and every later `reserve`, with `reason`.
 

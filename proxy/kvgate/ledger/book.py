@@ -49,6 +49,10 @@ class Book:
     def uses(self) -> tuple[EngineUse, ...]:
         return tuple(self._uses.values())
 
+    def reserved_on(self, engine_id: str) -> KVCost | None:
+        use = self._uses.get(engine_id)
+        return None if use is None else use.reserved
+
     def freed_since(self, stamp: int) -> tuple[EngineUse, ...]:
         """The engines on which room was made after `stamp`, in their order.
 

@@ -211,6 +211,10 @@ class LedgerCore:
         for entry in list(self._queue):
             self._answer(entry, reason)
 
+    def reserved_on(self, engine_id: str) -> KVCost | None:
+        """All that is reserved on an engine; None for one that is not known."""
+        return self._book.reserved_on(engine_id)
+
     def view(self, now_s: float) -> LedgerView:
         oldest = self._queue.oldest()
         return LedgerView(

@@ -152,6 +152,9 @@ class MemoryLedger:
         self._core.void(engine_id)
         self._announce()
 
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> KVCost | None:  # noqa: ARG002  nobody is gone
+        return self._core.reserved_on(engine_id)
+
     async def close(self, reason: Refusal) -> None:
         self._core.close(reason)
         self._announce()

@@ -338,16 +338,15 @@ class RedisLedger:
         if self.up:
             await self._call("void", self._scripts.void(self.pid, engine_id))
 
-    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> None:
-        """What the engine's own gauges show, after each scrape: blocks in use, sequences running and waiting.
-
-        So sums of processes that are gone are let go, and a process that is alone sees what the others use.
-        """
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> KVCost | None:
+        """By it sums of processes that are gone are let go, and a process that is alone sees what the others use."""
         if engine_id not in self._table.limits:
-            return
+            return None
         self._alone.gauge(engine_id, blocks_in_use, seqs)
-        if self.up:
-            await self._call("settle", self._scripts.settle(engine_id, blocks_in_use, seqs))
+        if not self.up:
+            return None
+        answer = await self._call("settle", self._scripts.settle(engine_id, blocks_in_use, seqs))
+        return None if answer is None else answer[1]
 
     # the whole
 

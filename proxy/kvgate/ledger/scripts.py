@@ -53,6 +53,7 @@ from kvgate.ledger.answers import (
     holding_of,
     orphan_of,
     read_entry,
+    sums_of,
     tenant_use_of,
     text_of,
     totals_of,
@@ -276,15 +277,19 @@ class LedgerScripts:
         """The engine restarted: this process's sums there and all orphaned ones are void."""
         return (await self._ask("void", pid, _name(engine_id)))[0]
 
-    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> Reply:
-        """What the engine's gauges show: blocks in use, sequences there.
+    async def settle(
+        self, engine_id: str, blocks_in_use: int, seqs: int | None = None
+    ) -> tuple[Reply, KVCost | None]:
+        """What the engine's gauges show: blocks in use, sequences there. Returns what is reserved there then; None
+        for an engine that nobody knows.
 
         All orphaned sums of the engine go when two readings in a row show next to nothing beyond the live ones;
         never a part of them, which a process that is only cut off would fill up again.
         """
         wire.check_numbers(blocks_in_use, seqs or 0)
         told = [] if seqs is None else [seqs]
-        return (await self._ask("settle", "", _name(engine_id), blocks_in_use, *told))[0]
+        reply, sums = await self._ask("settle", "", _name(engine_id), blocks_in_use, *told)
+        return reply, sums_of(sums).cost if sums else None
 
     # tenants
 

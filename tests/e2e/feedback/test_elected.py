@@ -44,8 +44,6 @@ class Process:
 async def process(ledger: RedisLedger | MemoryLedger, url: str) -> AsyncIterator[Process]:
     settings = Settings(backends=(url,), probe_interval_s=INTERVAL_S)
     pool = EnginePool(settings, ledger, SystemClock())
-    if isinstance(ledger, RedisLedger):
-        pool.on_gauges = ledger.settle
     probing = asyncio.create_task(pool.run())
     try:
         yield Process(ledger, pool, probing)

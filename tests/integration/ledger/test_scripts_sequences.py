@@ -48,9 +48,11 @@ async def orphaned(redis_server: RedisServer) -> AsyncIterator[Pool]:
 )
 async def test_two_readings_in_a_row_decide_however_few_blocks_are_in_use(orphaned, readings, left):
     """All are free or none is: of four not even one may be there."""
+    held = None
     for seqs in readings:
-        await orphaned.scripts.settle("a", 0, seqs)
+        _, held = await orphaned.scripts.settle("a", 0, seqs)
         await orphaned.check()
+    assert held == (await orphaned.use()).reserved
     assert (await orphaned.orphaned()).get("g") == left
     assert (await orphaned.use()).reserved == cost(20, 2) + (left or cost(0, 0, 0))
 

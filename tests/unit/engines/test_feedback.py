@@ -102,6 +102,58 @@ async def test_drift_sets_a_gauge_beside_what_was_reserved_when_it_was_read() ->
         assert world.status().drift_blocks is None
 
 
+class Turnover:
+    """One session goes and another comes around each scrape: while its answer is on its way, or just before it began.
+
+    The gauge has what was there when it was read; the ledger never knew of less at that moment.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.number = 0
+        self.is_there = False
+
+    async def come(self) -> None:
+        if not self.is_there:
+            self.is_there, self.number = True, self.number + 1
+            assert await self.world.grant(str(self.number), blocks=BLOCKS // 4)
+            self.world.servers["a"].face.usage += 0.25
+
+    async def go(self) -> None:
+        if self.is_there:
+            self.is_there = False
+            await self.world.ledger.release(str(self.number))
+            self.world.servers["a"].face.usage -= 0.25
+
+
+@virtual
+async def test_what_ends_while_it_is_scraped_is_nobody_elses() -> None:
+    world = a_world(running=1, usage=0.5)
+    assert await turned_over(world, "come", after="go") > 10
+
+
+@virtual
+async def test_what_came_just_before_a_scrape_is_nobody_elses() -> None:
+    """`VIEW_S_MAX` old is what the pool's other questions are answered by."""
+    world = a_world(running=1, usage=0.5)
+    assert await turned_over(world, "go", before="come") > 10
+
+
+async def turned_over(world: World, meanwhile: str, *, before: str = "", after: str = "") -> int:
+    """How often a session came: one stays, one comes and goes, and none of it is foreign."""
+    turns, server = Turnover(world), world.servers["a"]
+    async with world.running():
+        assert await world.grant("stays", blocks=BLOCKS // 2)
+        await turns.come()
+        server.before_scrape, server.after_scrape = getattr(turns, before, None), getattr(turns, after, None)
+        for _ in range(20):
+            await work(world, 1)
+            assert world.use().limits.blocks_usable is None
+            assert (world.status().drift_blocks or 0) <= 0
+            await getattr(turns, meanwhile)()
+    return turns.number
+
+
 @virtual
 async def test_of_guaranteed_reservations_only_what_is_above_their_peaks_is_foreign() -> None:
     world = a_world()
@@ -277,13 +329,8 @@ async def test_what_another_process_said_is_put_right_by_the_elected_one() -> No
 
 @virtual
 async def test_gauges_that_stand_still_are_not_told_as_new() -> None:
-    told: list[float] = []
-
-    async def tell(_: str, __: int, ___: int | None) -> None:
-        told.append(asyncio.get_running_loop().time())
-
     world = a_world(running=3, usage=0.5)
-    world.pool.on_gauges = tell
+    told = world.ledger.settled
     async with world.running():
         await work(world, 5)
         told.clear()

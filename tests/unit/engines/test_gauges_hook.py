@@ -8,23 +8,18 @@ from unit.engines.world import Server, World
 
 
 def test_the_blocks_in_use_are_told_after_each_scrape() -> None:
-    told: list[tuple[str, int, int | None]] = []
-
-    async def tell(engine_id: str, blocks_in_use: int, seqs: int | None) -> None:
-        told.append((engine_id, blocks_in_use, seqs))
-
-    async def run() -> None:
+    async def run() -> list[tuple[str, int, int | None]]:
         world = World(
             {"a": Server(), "b": Server(EngineFace(metrics=False))}, block_size=32, num_gpu_blocks=121
         )
         face = world.servers["a"].face
         face.usage, face.running, face.waiting = 0.5, 3, 1
-        world.pool.on_gauges = tell
         await world.pool.discover_once()
         world.servers["a"].face.usage = 0.001
         await world.pool.discover_once()
         world.servers["a"].refuses = True
         await world.pool.discover_once()
+        return world.ledger.settled
 
-    run_virtual(run())
+    told = run_virtual(run())
     assert told == [("http://a", 60, 4), ("http://a", 1, 4)]

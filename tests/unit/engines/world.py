@@ -53,6 +53,10 @@ class Server:
     """Its core hangs: it answers everything but requests."""
     completes: bool = True
     """False: no /v1/completions, as with a pooling model."""
+    before_scrape: Callable[[], Awaitable[None]] | None = None
+    """What happens while the question for `/metrics` is on its way."""
+    after_scrape: Callable[[], Awaitable[None]] | None = None
+    """What happens while the answer of `/metrics` is on its way."""
     seen: list[httpx.Request] = field(default_factory=list)
 
     def asked(self, path: str) -> int:
@@ -66,7 +70,13 @@ class Server:
             await asyncio.sleep(FOREVER_S)
         if (request.url.path, True) in {("/v1/completions", self.mute), ("/metrics", self.slow_metrics)}:
             await asyncio.sleep(FOREVER_S)
-        return self._route(request)
+        is_scrape = request.url.path == "/metrics"
+        if is_scrape and self.before_scrape is not None:
+            await self.before_scrape()
+        response = self._route(request)
+        if is_scrape and self.after_scrape is not None:
+            await self.after_scrape()
+        return response
 
     def _route(self, request: httpx.Request) -> httpx.Response:
         match request.url.path:
@@ -96,11 +106,17 @@ class TheLedger(MemoryLedger):
     def __init__(self) -> None:
         super().__init__(LoopClock(), bypass_max=0)
         self.told: list[EngineLimits] = []
+        self.settled: list[tuple[str, int, int | None]] = []
+        """What engines were seen to use: blocks, sequences."""
         self.elects = True
 
     async def observe(self, limits: EngineLimits) -> None:
         self.told.append(limits)
         await super().observe(limits)
+
+    async def settle(self, engine_id: str, blocks_in_use: int, seqs: int | None = None) -> KVCost | None:
+        self.settled.append((engine_id, blocks_in_use, seqs))
+        return await super().settle(engine_id, blocks_in_use, seqs)
 
     def scrapes(self, backend: str) -> bool:
         return self.elects

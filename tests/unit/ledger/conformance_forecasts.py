@@ -64,6 +64,16 @@ class ForecastConformance:
         assert probe.use().reserved == grants[0].cost + grants[1].cost
         assert probe.use().reserved.expected == grants[0].cost.occupancy + grants[1].cost.occupancy
 
+    async def test_gauges_are_answered_by_what_is_reserved_then(self, probe):
+        assert await probe.ledger.settle("a", 0) == KVCost(0, 0, 0)
+        grant = await probe.start(want("r1", soft(90, 10, 20, deviation=3, prefill_tokens=7)))
+        assert await probe.ledger.settle("a", 10, 1) == grant.cost, "not by an older view"
+        second = await probe.start(ask("r2", blocks=5))
+        assert await probe.ledger.settle("a", 15, 2) == grant.cost + second.cost
+        await probe.ledger.release("r1")
+        assert await probe.ledger.settle("a", 5, 1) == second.cost
+        assert await probe.ledger.settle("b", 5, 1) is None
+
     async def test_what_is_expected_is_asked_for_and_not_the_peak(self, probe):
         await probe.start(want("r1", flat(100, 50)))
         await probe.start(want("r2", flat(100, 50)))

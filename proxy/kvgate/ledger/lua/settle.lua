@@ -1,4 +1,5 @@
--- settle: what the gauges of an engine show. ARGV: 3 engine, 4 blocks in use, 5 sequences there (or nothing).
+-- settle: what the gauges of an engine show. ARGV: 3 engine, 4 blocks in use, 5 sequences there (or nothing). Adds: its
+-- sums afterwards, as in `inspect`; nothing for an engine without a record.
 --
 -- What is there beyond the sums of live processes is the excess. When two readings in a row (at least SETTLE_GAP_MS
 -- apart) show next to none, all orphaned sums of the engine go; never a part of them. What a killed process held is
@@ -25,10 +26,17 @@ local function next_to_nothing(held, all)
   return min(math.ceil(all / 100), floor(held / 8))
 end
 
+local function answer(e)
+  settle_down()
+  return finish(e.ub, e.us, e.up, e.n, e.use, forecasts.text(forecasts.of(e)))
+end
+
 begin()
 local engine, record = engine_of(id), read_orphans(id)
-if not engine or not record.list[1] or (record.excess and now - record.read < SETTLE_GAP_MS) then
+if not engine then
   return finish()
+elseif not record.list[1] or (record.excess and now - record.read < SETTLE_GAP_MS) then
+  return answer(engine)
 end
 local held = orphaned(record.list, there)
 local live = (there and engine.us or forecasts.blocks_now(engine.ub, forecasts.of(engine))) - held
@@ -40,4 +48,4 @@ if before and max(before, record.excess) <= nothing then
 else
   write_orphans(id, record)
 end
-return finish()
+return answer(engine)
