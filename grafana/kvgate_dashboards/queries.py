@@ -37,8 +37,9 @@ def per_second(metric: Metric, *by: str, where: str = "") -> str:
 
 
 def counted(metric: Metric, *by: str, where: str = "") -> str:
-    """By how much a counter grew over the time range that is shown."""
-    return _reduced(metric, f"increase({metric.name}{selector(metric, where)}[$__range])", *by)
+    """By how much a counter grew over the time range that is shown; whole, for `increase` makes 1.01 of one."""
+    grown = _reduced(metric, f"increase({metric.name}{selector(metric, where)}[$__range])", *by)
+    return f"round ({grown})"
 
 
 def slope(metric: Metric, *by: str) -> str:
