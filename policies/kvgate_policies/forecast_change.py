@@ -24,15 +24,24 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-COHORT_SEQUENCES = 32
-"""Sequences of a pool that begin in a row and are judged together: the grain at which a change is dated."""
-COHORTS_MAX = 16
+COHORT_SEQUENCES = 4
+"""Sequences of a pool that begin in a row and are judged together: the grain at which a change is dated. Those that end
+as ever hide the new ones of their cohort, so it is small: twenty answers at once are all that some engines hold."""
+COHORTS_FINE = 16
+"""The youngest cohorts, at the least, that stand alone: 64 sequences. Where more run at once, as many are new."""
+GROUP = 8
+"""Older cohorts are put together by so many: 32 sequences."""
+COHORTS_MAX = 128
 """Cohorts told apart; older ones are history. 512 sequences reach back further than any change stays unseen."""
 EVIDENCE_MIN = 14.0
 """Natural logarithm of one over the chance of a false alarm in one test: about one in a million."""
 EVIDENCE_OTHERS_MIN = EVIDENCE_MIN / 2
 """Evidence that must be left of a change of all whoever of them is left out: one in a thousand by accident, and only
 asked where all together are sure of it."""
+EXPECTED_MAX = 1.5
+"""Ends that are expected of one sequence at the most; what it does afterwards is not looked at. One answer may get as
+long as it likes, and a few in a row may be one client's: it takes ten at the least to be a change. Each is stopped by
+its own past alone, so the sum stays that of fair trials."""
 RATIO_MAX = 0.6
 """Ends seen over ends expected, above which no alarm is raised: outputs at least half again as long."""
 

@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvgate_policies.forecast_change import COHORTS_MAX, EVIDENCE_MIN, RATIO_MAX, Fate, changed_since
+from kvgate_policies.forecast_change import (
+    COHORTS_FINE,
+    COHORTS_MAX,
+    EVIDENCE_MIN,
+    GROUP,
+    RATIO_MAX,
+    Fate,
+    changed_since,
+)
 from kvgate_policies.forecast_lengths import LengthHistogram, bin_of, total
 from kvgate_policies.forecast_survival import Survival, stretched, survival
 
@@ -42,6 +50,8 @@ VOUCH_ENDS = 5.0
 
 @dataclass(slots=True)
 class _Cohort:
+    after: int
+    """The first number that is not in it: the next one, but for cohorts that were put together."""
     lengths: LengthHistogram = field(default_factory=LengthHistogram)
     fate: Fate = field(default_factory=Fate)
 
@@ -54,7 +64,7 @@ class LengthRecord:
         self._evidence_min = evidence_min
         self._history = LengthHistogram()
         self._cohorts: dict[int, _Cohort] = {}
-        """By number, oldest first; only those in which it began a sequence."""
+        """By number, oldest first; only those in which it began a sequence. A group has the number of its first one."""
         self._since = 0
         """Number of the first cohort of this era: what began before it says nothing about it."""
         self._others = LengthHistogram()
@@ -88,7 +98,7 @@ class LengthRecord:
     def start(self, cohort: int) -> None:
         """A sequence begins in the cohort of that number; numbers never go down."""
         self.told += 1
-        self._cohorts.setdefault(cohort, _Cohort()).lengths.start()
+        self._cohorts.setdefault(cohort, _Cohort(cohort + 1)).lengths.start()
 
     def reach(self, cohort: int, before: int, after: int, expected: Fate) -> None:
         """A sequence of that cohort emitted the tokens `before + 1 … after`, with so many ends expected."""
@@ -96,25 +106,28 @@ class LengthRecord:
             return
         self.told += 1
         self._news += after - before
-        found = self._cohorts.get(cohort)
+        found = self._find(cohort)
         if found is None:
             self._history.reach(before, after)
             return
         found.lengths.reach(before, after)
         found.fate += expected
 
-    def end(self, cohort: int, length: int) -> None:
-        """A sequence of that cohort ended by itself; `reach` was told of its last token."""
+    def end(self, cohort: int, length: int, *, due: bool = True) -> None:
+        """A sequence of that cohort ended by itself; `reach` was told of its last token.
+
+        `due`: whether an end was still looked for (`EXPECTED_MAX`).
+        """
         if cohort < self._since:
             return
         self.told += 1
         self._news += NEWS_TRIALS / NEWS_ENDS
-        found = self._cohorts.get(cohort)
+        found = self._find(cohort)
         if found is None:
             self._history.end(length)
             return
         found.lengths.end(length)
-        found.fate += Fate(seen=1.0)
+        found.fate += Fate(seen=float(due))
 
     def review(
         self, cohort: int, now_s: float = 0.0, confirmed: Callable[[int], bool] | None = None
@@ -132,15 +145,32 @@ class LengthRecord:
         if since is not None and confirmed is not None and not confirmed(since):
             since = None
         if since is not None:
-            self.forget_before(since + (not self._is_new(since)), self.fate(since).ratio)
-        for old in [number for number in self._cohorts if number <= cohort - COHORTS_MAX]:
-            self._history.add(self._cohorts.pop(old).lengths)
-        while self._history.sequences > HISTORY_SEQUENCES:
-            self._history.fade(0.5)
+            first = since if self._is_new(since) else self._cohorts[since].after
+            self.forget_before(first, self.fate(since).ratio)
+        self._age(cohort)
         self._trust_again(now_s)
         if since is not None or self._news >= NEWS_TRIALS:
             self._curve = None
         return since
+
+    def _age(self, present: int) -> None:
+        """Put cohorts together that are no longer young, and let old ones become history."""
+        for number in [number for number in self._cohorts if number % GROUP]:
+            group = number - number % GROUP
+            if group + GROUP <= present - COHORTS_FINE:
+                part = self._cohorts.pop(number)
+                whole = self._cohorts.setdefault(group, _Cohort(group + GROUP))
+                whole.lengths.add(part.lengths)
+                whole.after, whole.fate = group + GROUP, whole.fate + part.fate
+        self._cohorts = dict(sorted(self._cohorts.items()))
+        for old in [number for number in self._cohorts if number <= present - COHORTS_MAX]:
+            self._history.add(self._cohorts.pop(old).lengths)
+        while self._history.sequences > HISTORY_SEQUENCES:
+            self._history.fade(0.5)
+
+    def _find(self, cohort: int) -> _Cohort | None:
+        """That cohort, or the group that it is in by now; None for one that is history."""
+        return self._cohorts.get(cohort) or self._cohorts.get(cohort - cohort % GROUP)
 
     def fate(self, cohort: int) -> Fate:
         """Of the sequences that began with that cohort or later."""
@@ -154,7 +184,7 @@ class LengthRecord:
     def leave_out(self, dropped: Mapping[int, Fate]) -> None:
         """Those are explained by somebody else's change: they no longer count for one."""
         for number, fate in dropped.items():
-            if (known := self._cohorts.get(number)) is not None:
+            if (known := self._find(number)) is not None:
                 known.fate -= fate
 
     def _is_new(self, cohort: int) -> bool:
@@ -178,8 +208,8 @@ class LengthRecord:
             self._before = stretched(self._curve, min(max(ratio, RATIO_MIN), 1.0), self.lengths())
         self._history, self._others = LengthHistogram(), LengthHistogram()
         self._dropped = {number: known.fate for number, known in self._cohorts.items()}
-        self._cohorts = {number: known for number, known in self._cohorts.items() if number >= cohort}
-        self._since = cohort
+        old = [number for number in self._cohorts if number < cohort]
+        self._since = max([cohort, *(self._cohorts.pop(number).after for number in old)])
         for known in self._cohorts.values():
             known.fate = Fate()
         self._curve = None
@@ -222,7 +252,9 @@ class LengthRecord:
 
     def _enter(self, era: int) -> None:
         """Others have noticed a change that was not noticed here."""
-        self.forget_before(max(self._cohorts, default=self._since - 1) + 1, RATIO_MAX)
+        self.forget_before(
+            max((known.after for known in self._cohorts.values()), default=self._since), RATIO_MAX
+        )
         self.era = era
 
     def _trust_again(self, now_s: float) -> None:

@@ -186,7 +186,7 @@ class Limits(Section):
     """As the pool's `risk`, which it replaces. That of a guaranteed tenant counts beside forecasts of others only."""
     revocable: values.Switch = None
     """`on`: a request of class `batch` whose client has seen nothing may be stopped and sent back to its old place in
-    the queue, when forecasts turn out too low."""
+    the queue, when forecasts turn out too low. What it computed is lost, and its wait goes on."""
     on_overload: values.OverloadStatus = None
     """HTTP status for a full queue and for a wait that took too long."""
 

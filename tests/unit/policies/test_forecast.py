@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kvgate_policies.forecast import POOL, Lengths
+from kvgate_policies.forecast_change import COHORT_SEQUENCES, COHORTS_MAX
 from kvgate_policies.forecast_lengths import NUMBERS
 from kvgate_policies.forecast_record import HISTORY_SEQUENCES, LengthRecord
 from kvgate_policies.forecast_survival import prior
@@ -69,13 +72,13 @@ def test_running_sequences_count():
 def test_old_history_fades():
     record = LengthRecord()
     for number in range(3 * int(HISTORY_SEQUENCES)):
-        record.start(number // 32)
-        record.review(number // 32)
-    assert record.lengths().sequences < HISTORY_SEQUENCES + 16 * 32 + 1
+        record.start(number // COHORT_SEQUENCES)
+        record.review(number // COHORT_SEQUENCES)
+    assert record.lengths().sequences < HISTORY_SEQUENCES + COHORTS_MAX * COHORT_SEQUENCES + 1
 
 
 def test_replicas_know_together_what_each_saw_and_hearing_twice_is_harmless():
-    one, other, alone = Lengths(), Lengths(), Lengths()
+    one, other, alone = (Lengths(evidence_min=math.inf) for _ in range(3))
     for lengths in (one, alone):
         serve(lengths, "a", 10, 40)
     for lengths in (other, alone):

@@ -11,14 +11,16 @@ import pytest
 from kvgate_policies.forecast import POOL, Lengths
 from kvgate_policies.forecast_change import (
     COHORT_SEQUENCES,
+    COHORTS_FINE,
     COHORTS_MAX,
     EVIDENCE_MIN,
+    GROUP,
     Fate,
     changed_since,
     changed_whoever_is_left_out,
     evidence,
 )
-from kvgate_policies.forecast_record import GUARD_S_MAX, RELEARN_ENDS
+from kvgate_policies.forecast_record import GUARD_S_MAX, RELEARN_ENDS, LengthRecord
 
 
 def test_evidence_bounds_the_chance_of_an_accident():
@@ -289,8 +291,57 @@ def test_only_what_began_after_a_change_says_that_the_new_lengths_are_known():
     assert lengths.curve("a").quantile(0.5) == pytest.approx(300, rel=0.02)
 
 
+@pytest.mark.parametrize("learned", [40, 41, 42, 43, 47, 50, 59, 60, 100, 1000])
+def test_a_burst_of_twenty_that_get_ten_times_longer_is_noticed_whenever_it_comes(learned):
+    """As many as a small engine holds; wherever in a cohort they begin, and however little was learned before."""
+    lengths = Lengths()
+    for _ in range(learned):
+        cohort = lengths.start("a")
+        lengths.reach("a", cohort, 0, 30)
+        lengths.end("a", cohort, 30)
+        lengths.review()
+    burst = [lengths.start("a") for _ in range(20)]
+    for emitted in range(0, 400, 10):
+        for cohort in burst:
+            lengths.reach("a", cohort, emitted, emitted + 10)
+        if lengths.review():
+            break
+    assert lengths.guarded("a")
+    assert emitted < 300, "before they end"
+
+
+def test_one_that_gets_endless_is_no_change_and_nor_are_four_in_a_row():
+    crowd = Crowd(14)
+    crowd.begin(300, a=20.0)
+    crowd.finish()
+    for count in (1, 4):
+        for _ in range(count):
+            crowd.running.append(["a", crowd.lengths.start("a"), 20_000, 0])
+        crowd.finish()
+        crowd.begin(100, a=20.0)
+    assert crowd.changed == []
+
+
+def test_who_began_long_ago_is_counted_in_the_group_that_its_cohort_is_in():
+    """And not as history, nor for what began since a change."""
+    record = LengthRecord()
+    record.start(9)
+    for cohort in range(10, 10 + COHORTS_FINE + GROUP):
+        record.start(cohort)
+        record.review(cohort)
+    record.reach(9, 0, 7, Fate(expected=0.5))
+    record.end(9, 7)
+    assert record.fate(0) == Fate(expected=0.5, seen=1.0)
+    assert (sum(record.lengths().trials), sum(record.lengths().ends)) == (7.0, 1.0)
+    assert len(record._cohorts) < COHORTS_FINE + GROUP, "some were put together"
+    record.forget_before(12, 1.0)
+    record.reach(9, 7, 20, Fate(expected=0.5))
+    record.end(15, 3)
+    assert sum(record.lengths().trials) == sum(record.lengths().ends) == 0.0, "its whole group is forgotten"
+
+
 def test_of_a_burst_all_that_is_surely_new_teaches():
-    """It changed within a cohort; the two after it show by themselves that they are new."""
+    """It changed within a cohort. That one is forgotten, and no more than one besides."""
     crowd = Crowd(13)
     crowd.begin(90, a=20.0)
     crowd.finish()
@@ -299,7 +350,7 @@ def test_of_a_burst_all_that_is_surely_new_teaches():
     crowd.finish()
     assert crowd.changed.count("a") == 1
     ends = sum(crowd.lengths._tenants["a"].lengths().ends)
-    assert ends == 60 - (3 * COHORT_SEQUENCES - 90)
+    assert 60 - 2 * COHORT_SEQUENCES <= ends < 60
     for _ in range(2):
         crowd.lengths.curve("a")
         crowd.lengths.review()
