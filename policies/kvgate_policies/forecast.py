@@ -34,7 +34,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvgate_policies.forecast_change import (
     COHORT_SEQUENCES,
     EVIDENCE_MIN,
-    EXPECTED_MAX,
     RATIO_MAX,
     Fate,
     changed_whoever_is_left_out,
@@ -109,20 +108,18 @@ class Lengths:
         if after <= before:
             return
         curve = self.curve(tenant)
-        ends = min(curve.expected_ends(0, after), EXPECTED_MAX) - min(
-            curve.expected_ends(0, before), EXPECTED_MAX
-        )
-        expected = Fate(ends, doubt=ends / curve.seen_ends)
+        come, came = curve.expected_ends(0, after), curve.expected_ends(0, before)
+        ends, due = come - came, min(come, 1.0) - min(came, 1.0)
+        expected = Fate(ends, doubt=ends / curve.seen_ends, due=due)
         self._pool.reach(cohort, before, after, expected)
         if (record := self._tenants.get(tenant)) is not None:
             record.reach(cohort, before, after, expected)
 
     def end(self, tenant: str, cohort: int, length: int) -> None:
         """It ended by itself with its `length`-th token, which `reach` was told of."""
-        due = self.curve(tenant).expected_ends(0, length - 1) < EXPECTED_MAX
-        self._pool.end(cohort, length, due=due)
+        self._pool.end(cohort, length)
         if (record := self._tenants.get(tenant)) is not None:
-            record.end(cohort, length, due=due)
+            record.end(cohort, length)
 
     def review(self, now_s: float = 0.0) -> tuple[str, ...]:
         """To be called at each heartbeat: curves follow what was told, changes are looked for. `now_s` is any clock,

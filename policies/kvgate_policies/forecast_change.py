@@ -38,10 +38,9 @@ EVIDENCE_MIN = 14.0
 EVIDENCE_OTHERS_MIN = EVIDENCE_MIN / 2
 """Evidence that must be left of a change of all whoever of them is left out: one in a thousand by accident, and only
 asked where all together are sure of it."""
-EXPECTED_MAX = 1.5
-"""Ends that are expected of one sequence at the most; what it does afterwards is not looked at. One answer may get as
-long as it likes, and a few in a row may be one client's: it takes ten at the least to be a change. Each is stopped by
-its own past alone, so the sum stays that of fair trials."""
+SEQUENCES_MIN = 10.0
+"""Sequences that must have been due, each counted up to one expected end: one answer may get as long as it likes, and a
+few in a row may be one client's."""
 RATIO_MAX = 0.6
 """Ends seen over ends expected, above which no alarm is raised: outputs at least half again as long."""
 
@@ -54,9 +53,16 @@ class Fate:
     seen: float = 0.0
     doubt: float = 0.0
     """Each expected end over the number of ends that this expectation rests on, added up; 0 is certainty."""
+    due: float = 0.0
+    """How many sequences were due: the ends expected of each, one at the most, added up."""
 
     def __add__(self, other: Fate) -> Fate:
-        return Fate(self.expected + other.expected, self.seen + other.seen, self.doubt + other.doubt)
+        return Fate(
+            self.expected + other.expected,
+            self.seen + other.seen,
+            self.doubt + other.doubt,
+            self.due + other.due,
+        )
 
     def __sub__(self, part: Fate) -> Fate:
         """Of the others; nothing of it is below 0."""
@@ -64,6 +70,7 @@ class Fate:
             max(self.expected - part.expected, 0.0),
             max(self.seen - part.seen, 0.0),
             max(self.doubt - part.doubt, 0.0),
+            max(self.due - part.due, 0.0),
         )
 
     @property
@@ -91,7 +98,7 @@ def changed_since(cohorts: Sequence[Fate], evidence_min: float = EVIDENCE_MIN) -
     for index in range(len(cohorts) - 1, -1, -1):
         together += cohorts[index]
         found = evidence(together)
-        if found > best and are_longer(together):
+        if found > best and together.due >= SEQUENCES_MIN and are_longer(together):
             best, since = found, index
     return since
 

@@ -113,11 +113,8 @@ class LengthRecord:
         found.lengths.reach(before, after)
         found.fate += expected
 
-    def end(self, cohort: int, length: int, *, due: bool = True) -> None:
-        """A sequence of that cohort ended by itself; `reach` was told of its last token.
-
-        `due`: whether an end was still looked for (`EXPECTED_MAX`).
-        """
+    def end(self, cohort: int, length: int) -> None:
+        """A sequence of that cohort ended by itself; `reach` was told of its last token."""
         if cohort < self._since:
             return
         self.told += 1
@@ -127,15 +124,14 @@ class LengthRecord:
             self._history.end(length)
             return
         found.lengths.end(length)
-        found.fate += Fate(seen=float(due))
+        found.fate += Fate(seen=1.0)
 
     def review(
         self, cohort: int, now_s: float = 0.0, confirmed: Callable[[int], bool] | None = None
     ) -> int | None:
         """Look for a change, and let old cohorts become history. `cohort` is the present one's number.
 
-        The cohort in which it happened is forgotten too, unless it is surely of the new kind itself: of the others
-        some are of the old one. `confirmed` is asked before a change since that cohort is believed. `now_s` is any
+        `confirmed` is asked before a change since that cohort is believed. `now_s` is any
         clock, for the longest time that it stays guarded.
 
         Returns the number of the cohort since which things are different, when that is noticed just now.
@@ -145,8 +141,7 @@ class LengthRecord:
         if since is not None and confirmed is not None and not confirmed(since):
             since = None
         if since is not None:
-            first = since if self._is_new(since) else self._cohorts[since].after
-            self.forget_before(first, self.fate(since).ratio)
+            self.forget_before(self._surely_new(since), self.fate(since).ratio)
         self._age(cohort)
         self._trust_again(now_s)
         if since is not None or self._news >= NEWS_TRIALS:
@@ -187,10 +182,17 @@ class LengthRecord:
             if (known := self._find(number)) is not None:
                 known.fate -= fate
 
-    def _is_new(self, cohort: int) -> bool:
-        """Whether it shows by itself that what began with it is of the new kind: many ends were due, and none came."""
-        fate = self._cohorts[cohort].fate
-        return fate.expected >= VOUCH_ENDS and fate.seen == 0.0
+    def _surely_new(self, since: int) -> int:
+        """The first cohort of which all are of the new kind, where it changed about `since`.
+
+        That is dated by what is likeliest, so some of the next may be old ones, which end soon and would make the new
+        kind look short: a group is left out, unless it shows by itself that it is new: ends were due, and none came.
+        """
+        group = [known for number, known in self._cohorts.items() if since <= number < since + GROUP]
+        fate = sum((known.fate for known in group), Fate())
+        if fate.expected >= VOUCH_ENDS and fate.seen == 0.0:
+            return since
+        return max(known.after for known in group)
 
     def as_forecast(self, cohort: int) -> bool:
         """Whether what began with that cohort or later clearly ends as forecast: evidence against a change."""

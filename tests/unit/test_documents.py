@@ -37,6 +37,7 @@ from kvgate.telemetry.catalogue import METRICS
 from kvgate.telemetry.metrics import TENANTS_MAX
 from kvgate_policies.kv_cost import price
 from kvgate_policies.lifecycle import diagram
+from kvgate_policies.occupancy import GRID
 from kvgate_policies.types import EngineShape, TenantPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -399,6 +400,11 @@ def test_python_examples_compile():
     assert len(examples) == 2
     for text in examples:
         compile(text, "a document", "exec")
+
+
+def test_the_grid_of_look_aheads_is_as_told():
+    assert f"at τ = {', '.join(map(str, GRID))}\n" in POLICIES
+    assert (len(GRID), GRID[-1]) == (14, 4096), "README says fourteen, up to 4,096"
 
 
 def test_what_a_reservation_costs_is_what_the_script_prints():

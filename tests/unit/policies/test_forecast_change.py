@@ -49,15 +49,20 @@ def test_evidence_bounds_the_chance_also_where_the_forecast_rests_on_few_ends():
 
 
 def test_the_change_is_dated():
-    steady, odd = Fate(30.0, 29.0), Fate(12.0, 2.0)
+    steady, odd = Fate(30.0, 29.0, due=25.0), Fate(12.0, 2.0, due=10.0)
     assert changed_since([steady] * 6) is None
     assert changed_since([steady, steady, steady, odd, odd, odd]) == 3
-    assert changed_since([Fate(3.0, 0.0)]) is None
+    assert changed_since([Fate(3.0, 0.0, due=3.0)]) is None
+
+
+def test_few_are_no_change_however_long_they_get():
+    assert changed_since([Fate(100.0, 0.0, due=9.0)]) is None
+    assert changed_since([Fate(100.0, 0.0, due=10.0)]) == 0
 
 
 def test_a_small_lasting_bias_is_no_change():
     assert evidence(Fate(1000.0, 800.0)) > EVIDENCE_MIN
-    assert changed_since([Fate(1000.0, 800.0)]) is None
+    assert changed_since([Fate(1000.0, 800.0, due=900.0)]) is None
 
 
 class Crowd:
