@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -143,27 +143,37 @@ def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.1f}" for value in values)
 
 
-def _arguments() -> argparse.Namespace:
+def arguments_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read and checked before anything runs. Ends the process, saying why, where they are no good."""
     parser = argparse.ArgumentParser(prog="python -m bench.admission", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--only", default="", help=f"sections: {','.join(SECTIONS)}")
-    parser.add_argument("--profiles", default=",".join(PROFILES))
-    parser.add_argument("--seeds", default="")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    return parser.parse_args()
+    parser.add_argument("--full", action="store_true", help="every section, three seeds, long runs")
+    parser.add_argument(
+        "--only", type=_sections, default=(), metavar="SECTIONS", help=f"of {','.join(SECTIONS)}"
+    )
+    parser.add_argument(
+        "--profiles", type=_profiles, default=list(PROFILES), metavar="NAMES", help=f"of {','.join(PROFILES)}"
+    )
+    parser.add_argument(
+        "--seeds", type=_seeds, default=[], metavar="N,N", help="default: 1; 1,2,3 with --full"
+    )
+    parser.add_argument(
+        "--json", type=_file, metavar="FILE", help="every number of every run, written at the end"
+    )
+    parser.add_argument(
+        "--plot", type=_file, metavar="FILE", help="goodput over load, of the section loads; needs matplotlib"
+    )
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    options = _arguments()
-    seeds = options.seeds or ("1,2,3" if options.full else "1")
+    options = arguments_of()
     bench = Bench(
-        options.profiles.split(","),
-        [int(seed) for seed in seeds.split(",")],
+        options.profiles,
+        options.seeds or ([1, 2, 3] if options.full else [1]),
         FULL if options.full else QUICK,
         POLICIES if options.full else QUICK_POLICIES,
     )
-    for section in _sections(options.only, full=options.full):
+    for section in options.only or (SECTIONS if options.full else ("main",)):
         getattr(bench, section)()
     if options.json:
         options.json.write_text(json.dumps(bench.kept, indent=1))
@@ -171,12 +181,39 @@ def main() -> None:
         plot(bench.kept, options.plot)
 
 
-def _sections(only: str, *, full: bool) -> Iterator[str]:
-    chosen = only.split(",") if only else SECTIONS if full else ("main",)
-    for section in chosen:
-        if section not in SECTIONS:
-            raise SystemExit(f"no section {section!r}: there are {', '.join(SECTIONS)}")
-        yield section
+def _sections(text: str) -> list[str]:
+    return _of(text, SECTIONS)
+
+
+def _profiles(text: str) -> list[str]:
+    return _of(text, tuple(PROFILES))
+
+
+def _of(text: str, allowed: Sequence[str]) -> list[str]:
+    for name in text.split(","):
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"no {name!r} here: there are {', '.join(allowed)}")
+    return text.split(",")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers, such as 1,2,3") from None
+
+
+def _file(text: str) -> Path:
+    """One that can be written: half an hour later is too late to find out."""
+    path = Path(text)
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from error
+    if not existed:
+        path.unlink()
+    return path
 
 
 if __name__ == "__main__":

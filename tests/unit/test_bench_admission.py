@@ -144,3 +144,29 @@ def test_quantile_and_table():
         "|---|----|",
         "| x | 1  |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--profiles", "chat,zz"], "no 'zz' here: there are chat, reason, agent"),
+        (["--only", "zz"], "no 'zz' here: there are main, loads"),
+        (["--seeds", "1,zz"], "'1,zz': expected whole numbers, such as 1,2,3"),
+        (
+            ["--json", "/nowhere/at/all.json"],
+            "/nowhere/at/all.json cannot be written: No such file or directory",
+        ),
+        (["--plot", "/"], "/ cannot be written: Is a directory"),
+    ],
+)
+def test_arguments_that_are_no_good_are_refused_before_anything_runs(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        part("__main__").arguments_of(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_can_be_written_is_not_touched_before_the_end(tmp_path):
+    (tmp_path / "kept.json").write_text("old")
+    files = ["--json", str(tmp_path / "kept.json"), "--plot", str(tmp_path / "new.png")]
+    options = part("__main__").arguments_of([*files, "--seeds", "3"])
+    assert (options.json.read_text(), options.seeds, options.plot.exists()) == ("old", [3], False)

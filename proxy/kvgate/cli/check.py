@@ -35,7 +35,7 @@ def check(
     ledger, ledger_error = asyncio.run(_look_at_ledger(settings)) if settings.ledger_shared else ("", "")
     findings = Findings(
         tuple(report for reports in found.values() for report in reports),
-        warnings_of(settings, os.environ),
+        (*warnings_of(settings, os.environ), *_of_state_dir(settings)),
         ledger,
         ledger_error,
         {report.url: pool for pool, reports in found.items() for report in reports} if len(found) > 1 else {},
@@ -46,6 +46,15 @@ def check(
     else:
         print_findings(findings, sys.stdout)
     return 0 if findings.ok else 1
+
+
+def _of_state_dir(settings: Settings) -> list[str]:
+    """`serve` begins without it, too, and says so."""
+    from kvgate.forecasting.stored import why_unusable  # noqa: PLC0415
+
+    if settings.state_dir is None or settings.ledger_shared:
+        return []
+    return [why] if (why := why_unusable(settings.state_dir)) else []
 
 
 async def _discover(settings: Settings) -> dict[str, tuple[BackendReport, ...]]:

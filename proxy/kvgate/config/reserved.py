@@ -17,7 +17,8 @@ NAMES_SHOWN_MAX = 10
 
 def reservations(settings: Settings) -> str:
     """What requests reserve: of most tenants, then of those who have it otherwise. `forecast, risk 1%; guaranteed for
-    batch, chat in llama-70b`.
+    batch, chat in llama-70b`. Of two that are as frequent the defaults' one comes first; where it is neither, both have
+    their tenants' names.
     """
     pools = tuple(spec.name for spec in settings.pool_specs())
     whose: dict[str, list[str]] = {}
@@ -29,9 +30,11 @@ def reservations(settings: Settings) -> str:
             whose.setdefault(kind, []).append(
                 tenant if everywhere else f"{tenant} in {_listed(there, ' and ')}"
             )
-    most = max(counts, key=lambda kind: counts[kind])
-    others = (f"{kind} for {_listed(names, ', ')}" for kind, names in whose.items() if kind != most)
-    return "; ".join((most, *others))
+    usual = _in_words(settings.tenant)
+    first, *rest = sorted(counts, key=lambda kind: (-counts[kind], kind != usual))
+    is_rule = not rest or counts[first] > counts[rest[0]] or first == usual
+    named = (f"{kind} for {_listed(whose[kind], ', ')}" for kind in whose if kind != first or not is_rule)
+    return "; ".join(([first] if is_rule else []) + [*named])
 
 
 def _by_kind(settings: Settings, tenant: str, pools: Sequence[str]) -> dict[str, list[str]]:

@@ -95,6 +95,7 @@ def without_effect(settings: Settings) -> Iterator[str]:
     yield from _of_values(settings.book, pools)
     yield from _of_options(settings.book, pools)
     yield from _of_sections(settings.book, pools)
+    yield from _of_sharing(settings)
     yield from _of_process(settings)
 
 
@@ -131,6 +132,16 @@ def _of_sections(book: TenantBook, pools: tuple[str, ...]) -> Iterator[str]:
                     f"tenants.{name}.pools.{pattern} holds in no pool, since an exact name comes before a pattern "
                     "and the first pattern before the next; put it first, or leave it out"
                 )
+
+
+def _of_sharing(settings: Settings) -> Iterator[str]:
+    """Prompts that are sent as token ids are shared in any case, but few are."""
+    for spec in settings.pool_specs():
+        if spec.prefix_sharing and spec.prompt_tokens == "learned":
+            yield (
+                f"pool {spec.name}: prefix_sharing has no effect on chats and texts, whose token ids are not known "
+                "with prompt_tokens: learned; let that be backend or local:DIR, or leave prefix_sharing out"
+            )
 
 
 def _of_process(settings: Settings) -> Iterator[str]:

@@ -83,7 +83,7 @@ def discover(cache: CacheConfig | None, max_model_len: int | None, settings: Set
         blocks=max(blocks, 0),
         seqs=settings.max_num_seqs,
         prefill_tokens=settings.prefill_tokens_max,
-        sources=sources | {"max_num_seqs": f"{settings.max_num_seqs} from --max-num-seqs"},
+        sources=sources | {"max_num_seqs": _seqs_source(settings)},
         warnings=found_groups.warnings,
         missing=tuple(missing),
     )
@@ -99,6 +99,13 @@ def _missing(name: str) -> str:
 
 def _source(name: str, value: int, by_hand: int | None) -> str:
     return f"{value} from {_OPTIONS[name] if by_hand else _PLACES[name]}"
+
+
+def _seqs_source(settings: Settings) -> str:
+    """Of the one number that no engine tells."""
+    if settings.max_num_seqs == type(settings).model_fields["max_num_seqs"].default:
+        return f"{settings.max_num_seqs}, the default: compare it with the engine's"
+    return f"{settings.max_num_seqs} from --max-num-seqs or max_num_seqs"
 
 
 def _shape(values: Mapping[str, int | None], cache: CacheConfig | None, settings: Settings) -> EngineShape:

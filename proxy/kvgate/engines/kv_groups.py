@@ -88,9 +88,17 @@ def _full_blocks(cache: CacheConfig | None) -> float | None:
 
 
 def _plain(shape: EngineShape, model: ModelShape | None) -> Grouped:
+    """Of a model with several groups the engine then has its hybrid cache manager off, or serves another one."""
     if model is None:
         return Grouped(shape)
-    return Grouped(shape, "one group that keeps every token, by the engine's own count")
+    source = "one group that keeps every token, by the engine's own count"
+    try:
+        described = replace(shape, groups=described_groups(model, shape))
+    except (CapacityError, ModelShapeError):
+        return Grouped(shape, source)
+    if len(described.groups) > 1:
+        source += f"; model_config, which describes {in_words(described)}, is not used"
+    return Grouped(shape, source)
 
 
 def _described(

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import os
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ SAVE_S_MAX = 2.0
 """For the last save, at the end: a disk that takes longer is not waited for."""
 WORDS_CHARS_MAX = 60
 """Of a damaged file in the log: enough to see what it begins with."""
+
+REMEDY = "a restart begins with none; let --state-dir be a directory that this user may write to"
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +110,25 @@ class Stored:
             beside.write_text(text, encoding="ascii")
             beside.replace(self.path)
         except OSError as error:
-            log.warning("lengths of answers not kept in %s: %s", self.path, error)
+            log.warning(
+                "lengths of answers not kept in %s: %s; %s", self.path, error.strerror or error, REMEDY
+            )
+
+
+def why_unusable(directory: str) -> str | None:
+    """Why nothing can be kept there, with what to do; None if it can. Leaves no trace, not even the directory."""
+    path = Path(directory)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return None
+    except OSError as error:
+        return f"--state-dir: nothing can be kept in {directory}: {error.strerror or error}; {REMEDY}"
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _whose(text: bytes) -> str:

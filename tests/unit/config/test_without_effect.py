@@ -76,6 +76,11 @@ DOUBTED = {
         "defaults.weight: the weight has no effect",
         POOL + f"defaults: {{weight: 2}}\n{tenants(a='weight: 1', b='class: batch')}",
     ),
+    "prefixes of prompts whose ids are not known": (
+        POOL.replace("[http://a]", "[http://a], prefix_sharing: on"),
+        "pool m: prefix_sharing has no effect on chats and texts",
+        POOL.replace("[http://a]", "[http://a], prefix_sharing: on, prompt_tokens: backend"),
+    ),
     "a section behind a pattern for all": (
         POOLS + tenants(a='pools: {"m*": {limit: 20%}, "ma*": {limit: 30%}}'),
         "tenants.a.pools.ma* holds in no pool",
@@ -125,6 +130,11 @@ def test_variables_of_a_log_that_is_not_written() -> None:
         (POOL + f"defaults: {{{PEAKS}}}\n", "guaranteed"),
         (POOL + tenants(a="weight: 2", b="class: batch", c=PEAKS), "forecast, risk 1%; guaranteed for c"),
         (POOL + tenants(a=PEAKS, b=PEAKS, c="risk: 0.1%"), "guaranteed; forecast, risk 0.1% for c"),
+        (
+            POOL + "defaults: {risk: 2%}\n" + tenants(a=PEAKS, b="risk: 5%", c="weight: 2"),
+            "forecast, risk 2%; guaranteed for a; forecast, risk 5% for b",
+        ),
+        (POOL + tenants(a=PEAKS, b="risk: 5%"), "guaranteed for a; forecast, risk 5% for b"),
         (
             POOLS + tenants(a="weight: 2", b=f"pools: {{mb: {{{PEAKS}}}}}", c=PEAKS),
             "forecast, risk 1%; guaranteed for b in mb, c",

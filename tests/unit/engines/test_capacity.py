@@ -39,7 +39,7 @@ def test_a_plain_model() -> None:
         "num_gpu_blocks": "121 from vllm:cache_config_info in /metrics",
         "block_size": "32 from vllm:cache_config_info in /metrics",
         "max_model_len": "2048 from /v1/models",
-        "max_num_seqs": "256 from --max-num-seqs",
+        "max_num_seqs": "256, the default: compare it with the engine's",
     }
 
 
@@ -210,6 +210,10 @@ def test_an_engine_that_counts_one_group_has_one_whatever_is_described() -> None
     assert found.shape == EngineShape(16, 131_072)
     assert found.warnings == ()
     assert found.sources["kv_groups"].startswith("one group")
+    assert "model_config, which describes" in found.sources["kv_groups"]
+    assert found.sources["kv_groups"].endswith("is not used")
+    same = discover(scraped(8192), 131_072, settings(kv_model=model("llama-3.1-8b")))
+    assert same.sources["kv_groups"] == "one group that keeps every token, by the engine's own count"
 
 
 def test_the_block_size_of_states_is_the_engines() -> None:

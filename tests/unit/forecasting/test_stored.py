@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvgate.forecasting.keeping import statements_of, text_of
-from kvgate.forecasting.stored import Stored
+from kvgate.forecasting.stored import Stored, why_unusable
 from kvgate_policies.forecast import Lengths
 from kvgate_policies.forecast_lengths import NUMBERS
 
@@ -132,6 +132,22 @@ async def test_the_warning_says_what_is_wrong(
     assert len(record.getMessage()) < 600
 
 
+@pytest.mark.parametrize("name", ["there", "new", "new/deeper"])
+def test_a_directory_that_can_be_used_is_left_as_it_was(tmp_path: Path, name: str):
+    (tmp_path / "there").mkdir()
+    assert why_unusable(str(tmp_path / name)) is None
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/in/it"])
+def test_one_that_cannot_says_why_and_what_to_do(tmp_path: Path, name: str):
+    (tmp_path / "file").write_text("no directory")
+    said = why_unusable(str(tmp_path / name))
+    assert said is not None
+    assert said.startswith(f"--state-dir: nothing can be kept in {tmp_path / name}: ")
+    assert said.endswith("let --state-dir be a directory that this user may write to")
+
+
 async def test_a_directory_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -139,7 +155,8 @@ async def test_a_directory_that_cannot_be_written_is_a_warning(
     lengths = Lengths()
     with caplog.at_level(logging.WARNING, "kvgate"):
         async with Stored(str(tmp_path / "file"), "p").serving(lengths):
-            assert "not kept in" in caplog.text  # at the start, not when there is something to lose
+            assert "not kept in" in caplog.text
+            assert "let --state-dir be" in caplog.text  # at the start, not when there is something to lose
             learn(lengths)
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
