@@ -82,6 +82,12 @@ def load(
     kind: Annotated[
         str, _option("--kind", WHAT, "Prompts as token-ids (default, exact), text, or chat.", "KIND")
     ] = "token-ids",
+    untold: Annotated[
+        bool,
+        _option(
+            "--untold", WHAT, "Chats without a limit; a simulated engine is told the length by a header."
+        ),
+    ] = False,
     worst_case: Annotated[
         bool, _option("--worst-case", WHAT, "And once more with the longest session every time.")
     ] = False,
@@ -131,7 +137,11 @@ def load(
     from kvgate.load import Bounds, Objective, Patience  # noqa: PLC0415  aiohttp, which few commands wait for
     from kvgate.load.order import Order  # noqa: PLC0415
 
-    _check_together(compare, concurrency, rate, prompt or output, lengths_from, worst_case, find_ceiling)
+    _check_together(
+        compare, concurrency, rate, prompt or output, lengths_from, worst_case, untold, find_ceiling
+    )
+    if untold and kind_of(kind) is not kind_of("chat"):
+        raise ConfigError("--untold: add --kind chat; completions without a limit end after 16 tokens")
     if find_ceiling and (tenant is not None and len(tenant) > 1):
         raise ConfigError("--find-ceiling: with one --tenant at most; it sends sessions of one kind")
     if html is not None:
@@ -156,6 +166,7 @@ def load(
         ),
         patience=Patience(stream_s_max=seconds("--timeout", timeout, 600.0), retries_max=retries),
         seed=seed,
+        tells_lengths=not untold,
         worst_case=worst_case,
         find_ceiling=find_ceiling,
     )
@@ -173,6 +184,7 @@ def _check_together(
     lengths: object,
     lengths_from: Path | None,
     worst_case: bool,
+    untold: bool,
     find_ceiling: bool,
 ) -> None:
     """Raises ConfigError for options that contradict each other."""
@@ -185,6 +197,7 @@ def _check_together(
         "--rate": rate,
         "--concurrency": concurrency,
         "--worst-case": worst_case,
+        "--untold": untold,
     }
     for option, given in clashing.items():
         if find_ceiling and given:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvgate.load.heartbeat import Stall
     from kvgate.load.workload import Session, Workload
 
-_JSON = {"content-type": "application/json"}
 _RETRIED = frozenset({429, 503})
 _REFUSAL_BYTES_MAX = 2048
 """As much of a refusal's body as is kept as the error text."""
@@ -147,7 +146,8 @@ class LoadRun:
     async def _stream(self, http: aiohttp.ClientSession, index: int) -> None:
         session = self._workload.sessions[index]
         url = self._urls[index % len(self._urls)]
-        record = StreamRecord(index, url, session.output_tokens, self._clock_s(), tenant=session.tenant)
+        wanted = session.output_tokens if self._workload.tells_lengths else None
+        record = StreamRecord(index, url, wanted, self._clock_s(), tenant=session.tenant)
         self.records.append(record)
         self.in_flight += 1
         try:
@@ -171,7 +171,7 @@ class LoadRun:
         self, http: aiohttp.ClientSession, record: StreamRecord, session: Session, url: str
     ) -> StreamEnd:
         body = self._workload.body_of(session)
-        headers = _JSON if session.key is None else {**_JSON, "authorization": f"Bearer {session.key}"}
+        headers = self._workload.headers_of(session)
         while True:
             async with http.post(url, data=body, headers=headers) as response:
                 record.status = response.status

@@ -108,9 +108,11 @@ def drawn(
     kind: PromptKind = PromptKind.TOKEN_IDS,
     tenants: Sequence[Tenant] = ALONE,
     salt: int = 0,
+    tells_lengths: bool = True,
 ) -> Workload:
     """`count` sessions, at most SESSIONS_MAX, of these sizes and tenants."""
-    return Workload(model, DrawnSessions(count, sizes, seed=seed, kind=kind, tenants=tenants, salt=salt))
+    sessions = DrawnSessions(count, sizes, seed=seed, kind=kind, tenants=tenants, salt=salt)
+    return Workload(model, sessions, tells_lengths)
 
 
 def fresh_salt() -> int:

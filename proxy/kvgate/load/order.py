@@ -52,6 +52,8 @@ class Order:
     objective: Objective = field(default_factory=Objective)
     patience: Patience = field(default_factory=lambda: Patience(retries_max=0))
     seed: int = 1
+    tells_lengths: bool = True
+    """Whether requests say how long their answers get."""
     worst_case: bool = False
     find_ceiling: bool = False
 
@@ -124,6 +126,7 @@ def _trial(order: Order, name: str, target: Target, sizes: Sizes) -> Trial:
         kind=order.kind,
         tenants=order.tenants,
         salt=fresh_salt(),
+        tells_lengths=order.tells_lengths,
     )
     return Trial(
         name,

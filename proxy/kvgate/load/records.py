@@ -42,7 +42,8 @@ class StreamRecord:
     index: int
     """Place in the workload."""
     url: str
-    tokens_wanted: int
+    tokens_wanted: int | None
+    """None where any number is right."""
     sent_s: float
     """The first attempt: waiting to be allowed to retry counts as waiting for the first token."""
     token_times_s: list[float] = field(default_factory=list)
@@ -91,4 +92,4 @@ def end_of(record: StreamRecord, *, saw_done: bool) -> StreamEnd:
 
 def _has_all_tokens(record: StreamRecord) -> bool:
     counted = record.completion_tokens if record.completion_tokens is not None else len(record.token_times_s)
-    return counted == record.tokens_wanted
+    return record.tokens_wanted is None or counted == record.tokens_wanted

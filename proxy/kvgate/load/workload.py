@@ -1,9 +1,9 @@
 """What is asked: sessions with a known prompt and a known output length, made from a seed.
 
 The same seed gives the same requests, so two ways to the same engines can be compared. Output lengths are
-exact because `ignore_eos` goes with `max_tokens`. Prompts are token ids where the count has to be exact (no
-tokenizer stands between); as text they have that many short words, and the engine's `usage` says what it
-counted.
+exact because `ignore_eos` goes with `max_tokens`, unless they are not to be told. Prompts are token ids where the count
+has to be exact (no tokenizer stands between); as text they have that many short words, and the engine's `usage` says
+what it counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _FIRST_ID, _LAST_ID = 16, 999
 """Token ids below 16 are special tokens in many vocabularies; every vocabulary in use has a thousand."""
+
+
+SIM_LENGTH = "x-sim-output-tokens"
+"""By it `kvgate sim-engine` is told how many tokens its answer has."""
 
 
 class PromptKind(StrEnum):
@@ -57,6 +61,10 @@ class Workload:
     model: str
     sessions: Sequence[Session]
     """Made at once, or each when it is asked for."""
+    tells_lengths: bool = True
+    """False: requests have no limit, as those of most clients. A simulated engine is told the length by a header that
+    nobody else reads; any other ends its answers as it likes.
+    """
 
     def body(self, index: int) -> bytes:
         """The JSON of session `index`; see `body_of`."""
@@ -66,17 +74,23 @@ class Workload:
         """The JSON of a session: streaming, temperature 0, usage on every chunk to count tokens by."""
         asked: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": session.output_tokens,
-            "ignore_eos": True,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if self.tells_lengths:
+            asked |= {"max_tokens": session.output_tokens, "ignore_eos": True}
         if session.chat:
             asked["messages"] = [{"role": "user", "content": session.prompt}]
         else:
             asked["prompt"] = session.prompt
         return msgspec.json.encode(asked)
+
+    def headers_of(self, session: Session) -> dict[str, str]:
+        """Those that a session is sent with."""
+        key = {} if session.key is None else {"authorization": f"Bearer {session.key}"}
+        length = {} if self.tells_lengths else {SIM_LENGTH: str(session.output_tokens)}
+        return {"content-type": "application/json", **key, **length}
 
 
 def uniform(

@@ -150,6 +150,8 @@ def test_lengths_of_a_log(runner: CliRunner, orders: Any, tmp_path: Path) -> Non
         ("URL --find-ceiling --rate 1", "--find-ceiling: not with --rate"),
         ("URL --find-ceiling --concurrency 1", "--find-ceiling: not with --concurrency"),
         ("URL --find-ceiling --worst-case", "--find-ceiling: not with --worst-case"),
+        ("URL --find-ceiling --untold --kind chat", "--find-ceiling: not with --untold"),
+        ("URL --untold", "--untold: add --kind chat"),
         ("--find-ceiling --compare a=URL b=URL1", "--find-ceiling: not with --compare"),
         ("URL --find-ceiling --tenant a:k:1 --tenant b:k:1", "--find-ceiling: with one --tenant at most"),
         ("URL --html no/such/dir/x.html", "--html: no/such/dir/x.html cannot be written"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -27,6 +29,18 @@ async def test_every_kind_of_prompt_is_served_and_counted(kind):
         assert [len(record.token_times_s) for record in records] == [7] * 3
         if kind is PromptKind.TOKEN_IDS:
             assert [record.prompt_tokens for record in records] == [40] * 3
+
+
+async def test_lengths_that_are_not_told_are_those_of_the_workload_all_the_same():
+    async with _sim("instant") as sim:
+        told = uniform("sim", count=3, prompt_tokens=40, output_tokens=70, seed=1, kind=PromptKind.CHAT)
+        workload = replace(told, tells_lengths=False)
+        assert not {"max_tokens", "ignore_eos"} & json.loads(workload.body(0)).keys()
+        records = await offer(sim.url, workload)
+    assert [record.end for record in records] == [StreamEnd.COMPLETED] * 3
+    assert [record.finish_reason for record in records] == ["stop"] * 3
+    assert [record.completion_tokens for record in records] == [70] * 3
+    assert [record.tokens_wanted for record in records] == [None] * 3
 
 
 async def test_the_report_agrees_with_the_engines_own_log():
