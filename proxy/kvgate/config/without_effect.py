@@ -96,6 +96,7 @@ def without_effect(settings: Settings) -> Iterator[str]:
     yield from _of_options(settings.book, pools)
     yield from _of_sections(settings.book, pools)
     yield from _of_sharing(settings)
+    yield from _of_priority(settings)
     yield from _of_process(settings)
 
 
@@ -141,6 +142,18 @@ def _of_sharing(settings: Settings) -> Iterator[str]:
             yield (
                 f"pool {spec.name}: prefix_sharing has no effect on chats and texts, whose token ids are not known "
                 "with prompt_tokens: learned; let that be backend or local:DIR, or leave prefix_sharing out"
+            )
+
+
+def _of_priority(settings: Settings) -> Iterator[str]:
+    """All are told the same number. What clients ask for is overruled even so, which may be what was meant."""
+    for spec in settings.pool_specs():
+        kinds = {settings.book.policy(name, spec.name).reservation for name in settings.book.names}
+        if spec.priority and len(kinds) == 1:
+            yield (
+                f"pool {spec.name}: priority prefers no tenant to another, since all there reserve alike "
+                f"({kinds.pop()}); it only overrules the priorities that clients ask for; leave it out, or let some "
+                "tenants have another reservation"
             )
 
 

@@ -81,6 +81,17 @@ DOUBTED = {
         "pool m: prefix_sharing has no effect on chats and texts",
         POOL.replace("[http://a]", "[http://a], prefix_sharing: on, prompt_tokens: backend"),
     ),
+    "a priority where all reserve alike": (
+        POOL.replace("[http://a]", "[http://a], priority: on") + tenants(a="risk: 2%", b="weight: 2"),
+        "pool m: priority prefers no tenant to another, since all there reserve alike (forecast)",
+        POOL.replace("[http://a]", "[http://a], priority: on") + tenants(a=PEAKS, b="weight: 2"),
+    ),
+    "a priority where all reserve peaks": (
+        POOL.replace("[http://a]", f"[http://a], priority: on, {PEAKS}"),
+        "pool m: priority prefers no tenant to another, since all there reserve alike (guaranteed)",
+        POOL.replace("[http://a]", f"[http://a], priority: on, {PEAKS}")
+        + tenants(a="reservation: forecast", b="weight: 2"),
+    ),
     "a section behind a pattern for all": (
         POOLS + tenants(a='pools: {"m*": {limit: 20%}, "ma*": {limit: 30%}}'),
         "tenants.a.pools.ma* holds in no pool",
