@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -63,6 +64,15 @@ async def test_a_backend_that_is_gone_fails_the_check_and_is_named() -> None:
     assert verdicts == {up.url: True, gone: False}
     (errors,) = (backend["errors"] for backend in answer["backends"] if backend["url"] == gone)
     assert errors
+
+
+async def test_a_state_directory_where_nothing_can_be_kept_fails_the_check(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with ScriptedUpstream(endpoints=engine_endpoints(EngineFace())) as up:
+        code, answer = await checked("--backend", up.url, "--state-dir", str(tmp_path / "file"))
+        good, _ = await checked("--backend", up.url, "--state-dir", str(tmp_path / "new"))
+    assert (code, answer["ok"], good) == (1, False, 0)
+    assert "let --state-dir be a directory that this user may write to" in answer["state_dir"]["error"]
 
 
 async def test_numbers_by_hand_win_and_are_said_to_be() -> None:

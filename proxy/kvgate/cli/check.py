@@ -35,11 +35,12 @@ def check(
     ledger, ledger_error = asyncio.run(_look_at_ledger(settings)) if settings.ledger_shared else ("", "")
     findings = Findings(
         tuple(report for reports in found.values() for report in reports),
-        (*warnings_of(settings, os.environ), *_of_state_dir(settings)),
+        warnings_of(settings, os.environ),
         ledger,
         ledger_error,
         {report.url: pool for pool, reports in found.items() for report in reports} if len(found) > 1 else {},
         reservations(settings),
+        _of_state_dir(settings),
     )
     if as_json:
         typer.echo(json.dumps(findings_json(findings), indent=2))
@@ -48,13 +49,15 @@ def check(
     return 0 if findings.ok else 1
 
 
-def _of_state_dir(settings: Settings) -> list[str]:
-    """`serve` begins without it, too, and says so."""
+def _of_state_dir(settings: Settings) -> str:
+    """Why nothing can be kept there; empty if it can, or need not. `serve` begins all the same, with a warning, since a
+    volume may come back; whoever checks wants to know before.
+    """
     from kvgate.forecasting.stored import why_unusable  # noqa: PLC0415
 
     if settings.state_dir is None or settings.ledger_shared:
-        return []
-    return [why] if (why := why_unusable(settings.state_dir)) else []
+        return ""
+    return why_unusable(settings.state_dir) or ""
 
 
 async def _discover(settings: Settings) -> dict[str, tuple[BackendReport, ...]]:

@@ -32,6 +32,8 @@ class Findings:
     """Pool of each backend's URL, where there are several pools."""
     reservations: str = ""
     """What requests reserve, and for whom it differs; in the words of the start."""
+    state_error: str = ""
+    """Why nothing can be kept in the state directory; empty if it can, or if none was given."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -51,8 +53,13 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Every backend is of use, and so is the ledger."""
-        return not self.ledger_error and all(not backend.errors for backend in self.backends)
+        """Every backend is of use, and so are the ledger and the state directory."""
+        return not self.errors and all(not backend.errors for backend in self.backends)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Those that are of no backend."""
+        return tuple(error for error in (self.ledger_error, self.state_error) if error)
 
 
 def full_sessions(limits: EngineLimits) -> int:
@@ -83,6 +90,7 @@ def findings_json(findings: Findings) -> dict[str, object]:
         "backends": [_backend_json(backend, findings.pools) for backend in findings.backends],
         "reservation": findings.reservations,
         "ledger": {"shared_over": findings.ledger or None, "error": findings.ledger_error or None},
+        "state_dir": {"error": findings.state_error or None},
         "warnings": list(findings.warnings),
     }
 
@@ -133,7 +141,7 @@ def print_findings(findings: Findings, file: TextIO) -> None:
         console.print(f"reservation: {findings.reservations}", markup=False)
     if findings.ledger:
         console.print(f"ledger: shared over {findings.ledger}", markup=False)
-    _say(console, findings.warnings, (findings.ledger_error,) if findings.ledger_error else ())
+    _say(console, findings.warnings, findings.errors)
     console.print(_verdict(findings), style="green" if findings.ok else "red", markup=False)
 
 
@@ -173,5 +181,5 @@ def _verdict(findings: Findings) -> str:
     if findings.ok:
         return f"OK: {total:,} sessions of the whole window fit at once; shorter ones more."
     if len(of_use) == len(findings.backends):
-        return "The ledger cannot be used."
+        return f"The {'ledger' if findings.ledger_error else 'state directory'} cannot be used."
     return f"{len(findings.backends) - len(of_use)} of {len(findings.backends)} backends cannot be used."

@@ -76,6 +76,7 @@ def test_as_json() -> None:
         "ok": True,
         "reservation": "guaranteed",
         "ledger": {"shared_over": None, "error": None},
+        "state_dir": {"error": None},
         "warnings": ["a doubt"],
         "backends": [
             {
@@ -117,6 +118,16 @@ def test_a_ledger_that_cannot_be_used_fails_the_check() -> None:
     assert not bad.ok
     assert "error: Redis at redis://r:6379 can't be reached: refused" in out.getvalue()
     assert out.getvalue().rstrip().endswith("The ledger cannot be used.")
+
+
+def test_a_state_directory_that_cannot_be_used_fails_the_check() -> None:
+    bad = Findings((report(limits()),), state_error="--state-dir: nothing can be kept in afile: File exists")
+    out = io.StringIO()
+    print_findings(bad, out)
+    assert not bad.ok
+    assert "error: --state-dir: nothing can be kept in afile: File exists" in out.getvalue()
+    assert out.getvalue().rstrip().endswith("The state directory cannot be used.")
+    assert findings_json(bad)["state_dir"] == {"error": bad.state_error}
 
 
 def test_several_pools_are_told_apart_and_a_name_in_two_is_pointed_out() -> None:
