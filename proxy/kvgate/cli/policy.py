@@ -19,6 +19,9 @@ policy_app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="The policy file (YAML).", metavar="FILE")]
+NOT_HERE = "not looked at: there is no such file here; kvgate check looks at it, on the host that serves"
+"""A policy may be checked on another machine than it runs on."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -90,7 +93,7 @@ def _models(settings: Settings, file: Path) -> dict[str, str]:
     understood = {spec.name: spec.kv_model for spec in settings.pool_specs()}
     described = {name for name, pool in read_policy(file).pools.items() if pool.model_config_ is not None}
     return {
-        name: "not looked at: there is no such file here" if model is None else layers_in_words(model)
+        name: NOT_HERE if model is None else layers_in_words(model)
         for name, model in understood.items()
         if name in described
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,7 @@ def replay(
         _option(
             "--policy",
             POLICIES,
-            "A policy file, direct (no admission control), default, or guaranteed (peaks). Once for each. "
+            "A policy file, direct (no admission control), default (forecasts), or guaranteed (peaks). Once for each. "
             "Default: direct and default",
             "FILE",
         ),
@@ -123,7 +124,20 @@ def _plans(policy: list[str] | None, hardware: Hardware, pool: str | None) -> li
     chosen = policy or [DIRECT, DEFAULT]
     if len(chosen) > POLICIES_MAX:
         raise ConfigError(f"--policy: at most {POLICIES_MAX} side by side; there are {len(chosen)}")
+    for name in chosen:
+        _check_is_one(name)
     return make_plans(chosen, hardware, pool)
+
+
+def _check_is_one(policy: str) -> None:
+    """Raises ConfigError for what is neither a file nor a policy that needs none."""
+    from kvgate.replay.plan import BUILT_IN  # noqa: PLC0415
+
+    if policy not in BUILT_IN and not os.path.lexists(policy):
+        raise ConfigError(
+            f"--policy: {policy!r} is not allowed; allowed: a policy file (there is no {policy}), direct (no admission "
+            "control), default (forecasts), or guaranteed (peaks)"
+        )
 
 
 def _replayed(workload: Workload, plans: list[Plan], objective: Objective, *, exact: bool) -> list[Replayed]:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvgate.cli import app
+from kvgate.cli.policy import NOT_HERE
 from kvgate.config.identity import key_digest
 
 SHA = key_digest(b"a key").hex()
@@ -67,8 +68,9 @@ def test_what_was_understood_of_models(runner: CliRunner, file: Path) -> None:
     assert result.stdout.splitlines() == [
         f"OK: {file}",
         "pool here: model_config: 2 layers of sliding window (16)",
-        "pool elsewhere: model_config: not looked at: there is no such file here",
+        f"pool elsewhere: model_config: {NOT_HERE}",
     ]
+    assert "kvgate check looks at it, on the host that serves" in NOT_HERE
     result = runner.invoke(app, ["policy", "check", str(file), "--json"])
     assert json.loads(result.stdout)["models"]["here"] == "2 layers of sliding window (16)"
 

@@ -50,7 +50,9 @@ def test_another_seed_and_every_step():
     [
         (("none.jsonl",), "none.jsonl cannot be read"),
         (("synthetic:none",), "no workload 'none'"),
-        ((SMALL, "--policy", "none.yaml"), "none.yaml"),
+        ((SMALL, "--policy", "none.yaml"), "there is no none.yaml"),
+        ((SMALL, "--policy", "forecast"), "direct (no admission control), default (forecasts), or guaranteed"),
+        ((SMALL, "--policy", "."), ".: cannot be read"),
         ((SMALL, *(("--policy", "direct") * 9)), "at most 8 side by side; there are 9"),
         ((SMALL, "--speed", "0"), "--speed: 0 is not allowed"),
         ((SMALL, "--speed", "nan"), "--speed: nan is not allowed"),
